@@ -106,12 +106,12 @@ def choose(
         return files, None
     if isinstance(width, int) and heads.spec and width > heads.spec.n_draft + 1:
         return files, None
-    alone = PairFiles(files.target, None)
+    target_only = PairFiles(files.target, None)
     try:
         drafter = open_pair(files.target, files.draft).with_keys(options.override_kv)
     except (FileError, PairError) as fault:
         say(f"{_NO_DRAFTER} {fault}")
-        return alone, None
+        return target_only, None
     again, options = options.recalibrate, replace(options, **_NOT_MEASURED, recalibrate=False)
     try:
         key = _key(heads, drafter, options)
@@ -132,11 +132,11 @@ def choose(
                     found.append([result.stats for result in answers(model)])
             except DflashError as fault:
                 say(f"{why} {fault}")
-                return files if pair is heads else alone, None
+                return files if pair is heads else target_only, None
         speeds = Speeds.of(*found)
         disk_cache.write(_KIND, key, asdict(speeds))
     say(speeds.line)
-    return alone if speeds.heads_win else files, speeds.line
+    return target_only if speeds.heads_win else files, speeds.line
 
 
 def answers(model: Model) -> list[Result]:

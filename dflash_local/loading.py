@@ -269,9 +269,9 @@ def _with_keys(pair: Pair, options: LoadOptions, say: Say) -> Pair:
     except PairError as fault:
         if not pair.by_default:
             raise
-        alone = pair.without_drafts().with_keys(options.override_kv)
+        target_only = pair.without_drafts().with_keys(options.override_kv)
         say(f"{NO_HEADS} {fault}")
-        return alone
+        return target_only
 
 
 def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
@@ -300,7 +300,7 @@ def _with_drafter(
         try:
             setup = _tried(setup.without_replay(), say)
         except BackendError as fault:  # the memory may not hold the target twice
-            return _alone(setup.without_drafts(f"drafting is off: {fault}"), target, say)
+            return _without_drafter(setup.without_drafts(f"drafting is off: {fault}"), target, say)
         target.reopen(setup.target_options)
     try:
         drafter = _drafter_of(setup, target, say)
@@ -315,14 +315,14 @@ def _with_drafter(
     except BackendError as fault:
         if not setup.named.by_default:
             raise
-        return _alone(setup.without_drafts(f"{NO_HEADS} {fault}"), target, say)
+        return _without_drafter(setup.without_drafts(f"{NO_HEADS} {fault}"), target, say)
     width = min(target.max_width, drafter.block_size if drafter else target.max_width)
     if best_gain(controller.costs, width - 1, setup.plan.n_seq) > 1:
         return setup, drafter, controller
-    return _alone(setup.without_drafts(), target, say)
+    return _without_drafter(setup.without_drafts(), target, say)
 
 
-def _alone(setup: Setup, target: Target, say: Say) -> tuple[Setup, None, None]:
+def _without_drafter(setup: Setup, target: Target, say: Say) -> tuple[Setup, None, None]:
     """A loaded target as a setup without drafts has it."""
     say(setup.finding)
     target.reopen(setup.target_options)

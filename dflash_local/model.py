@@ -51,7 +51,7 @@ from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus, last_res
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.thinking import ThinkingBudget
 from dflash_local.stats import Stats
-from dflash_local.target_model.exactness import Exactness, measure_exactness, told_of_others
+from dflash_local.target_model.exactness import Exactness, measure_exactness, with_isolation_note
 from dflash_local.target_model.images import Prompt, without_images
 from dflash_local.target_model.projector import Projector
 from dflash_local.worker.async_chunks import AsyncChunks
@@ -462,7 +462,7 @@ class Model:
         found = self._worker.run(
             lambda: measure_exactness(self.target, before=self.engine.slots.forget_all)
         )
-        return told_of_others(found, self.target, exact=self.engine.exact)
+        return with_isolation_note(found, self.target, exact=self.engine.exact)
 
     def largest_hidden_state(self) -> float | None:
         """The largest magnitude among the latest hidden states that the drafter reads, without

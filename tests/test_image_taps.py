@@ -33,12 +33,12 @@ def test_taps_at_an_image_are_the_references(kind: str, tmp_path: Path) -> None:
         image, seen = _seen(tmp_path, target, begin)
         end = begin + image.n_positions
         target.decode(before, range(begin), [0] * begin, [False] * begin)
-        taps = [target.stored(target.numbers)]
+        taps = [target.stored(target.feature_rows)]
         target.decode_image(0, begin, seen, range(len(seen.rows)), image.n_positions)
-        taps.append(target.stored(target.numbers))
+        taps.append(target.stored(target.feature_rows))
         n = len(after)
         target.decode(after, range(end, end + n), [0] * n, [False] * n)
-        taps.append(target.stored(target.numbers))
+        taps.append(target.stored(target.feature_rows))
     size, n_rows = reference.n_embd, len(seen.rows)
     assert seen.is_causal != kind.startswith("gemma")
     shown = torch.from_numpy(seen.rows).double()
@@ -62,7 +62,7 @@ def test_the_drafter_gets_a_row_for_each_position(kind: str, tmp_path: Path) -> 
         n, n_rows = image.n_positions, image.n_rows
         assert n < n_rows
         target.decode_image(0, 0, seen, range(n_rows), n)
-        expected = target.stored(target.numbers)[[i * n_rows // n for i in range(n)]]
+        expected = target.stored(target.feature_rows)[[i * n_rows // n for i in range(n)]]
     with _opened(tmp_path, n_batch=n_rows // 3) as target:
         slots = Slots(target, ScriptedDrafter(oracle(())), 1)
         slots.decode_image(slots[0], seen, ids_of(b"", n, n_rows - n), features=True)

@@ -286,7 +286,7 @@ class _Trial:
 
     def _features(self, batch: Batch, rows: range) -> Features:
         """Context features of these rows of the last pass, as the engine hands them over."""
-        numbers = [self.target.numbers[row] for row in rows]
+        numbers = [self.target.feature_rows[row] for row in rows]
         return StoredFeatures(self.target, numbers, [batch.tokens[row] for row in rows])
 
 

@@ -232,10 +232,10 @@ def spaced(n: int) -> list[int]:
 
 
 class Controller:
-    """Decides for all sequences of one engine. In each round: `n_drafts`, and `without_sure` where
-    there are copies; `judge` the drafts, and by their chances, once copies have joined, the `rows`;
-    `observe` for each draft that was verified; `observe_round`. If no sequence drafts,
-    `least_copied` says which copies are worth a look. No clock and no randomness: the same
+    """Decides for all sequences of one engine. In each round: `n_drafts`, and with copies
+    `skip_drafter_for_sure_copies`; `judge` the drafts, and by their chances, once copies have
+    joined, the `rows`; `observe` for each draft that was verified; `observe_round`. If no sequence
+    drafts, `least_copied` says which copies are worth a look. No clock and no randomness: the same
     measurements give the same decisions."""
 
     def __init__(
@@ -328,7 +328,7 @@ class Controller:
             for p, limit in zip(policies, limits, strict=True)
         ]
 
-    def without_sure(
+    def skip_drafter_for_sure_copies(
         self, policies: Sequence[Policy], n_drafts: Sequence[int], copies: Sequence[list[float]]
     ) -> list[int]:
         """`n_drafts`, without those sequences whose copies, with these falling chances, are so sure

@@ -51,7 +51,7 @@ class Copying:
             for choice in choices:
                 choice.copies = self._offers(choice.sequence)
         if self._controller and drafts and any(choice.copies for choice in choices):
-            n_drafts = self._controller.without_sure(
+            n_drafts = self._controller.skip_drafter_for_sure_copies(
                 policies, [c.n_draft for c in managed], [copy_alone(c.copies)[1] for c in managed]
             )
             for choice, n in zip(managed, n_drafts, strict=True):
@@ -79,7 +79,7 @@ class Copying:
     def _copier(self, sequence: Sequence) -> Copier | None:
         """The finder of copies for a sequence now. None while a failed drafter is put aside: the
         controller, which decides on copies, counts on the drafter."""
-        return None if sequence.lacks_drafter(self._slots) else sequence.copier
+        return None if sequence.without_drafter(self._slots) else sequence.copier
 
     def join(self, choices: list[Choice]) -> None:
         """Join the proposals of drafter and text in one draft, with the chances of its nodes."""

@@ -187,7 +187,7 @@ class Engine:
             shapes[-1],
             policy,
             self._copier(request),
-            turn=self._n_steps,
+            last_prefill_step=self._n_steps,
             begun_at=begun_at,
         )
 
@@ -254,7 +254,9 @@ class Engine:
             sequence.stats.warning = sequence.policy.warning
         request, chains = sequence.request, self.chains_because
         slots = self.slots
-        if request.drafts and (sequence.behind or (self.drafter and slots.drafter is None)):
+        if request.drafts and (
+            sequence.drafter_lost_text or (self.drafter and slots.drafter is None)
+        ):
             sequence.stats.warning = f"drafting is off for a while: {slots.failure}"
         if chains and request.drafts and request.draft_shape == "tree":
             parts = sequence.stats.drafting, chains
@@ -286,8 +288,8 @@ class Engine:
         """Give a suspended sequence a free slot. The part of its text that the caches have lost is
         decoded again like a prompt. Raises InputError if no slot is free."""
         sequence.slot = self._take(sequence.request, sequence.text, sequence.policy)
-        sequence.has_slot, sequence.behind = True, False
-        sequence.turn = self._n_steps
+        sequence.has_slot, sequence.drafter_lost_text = True, False
+        sequence.last_prefill_step = self._n_steps
 
     # Steps of all sequences
 

@@ -26,13 +26,13 @@ class PlainSteps:
         n_steps = self._n_steps(sequences)
         slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
         # None: the likeliest token comes, and the sequence draws its own below.
-        draws = [s.sampler.native if s.draws_alone else None for s in sequences]
+        draws = [s.sampler.native if s.draws_natively else None for s in sequences]
         given = self._given(sequences, n_steps)
         steps = self._slots.decode_ahead(slots, anchors, n_steps, draws, given)
         lap.accepting(len(sequences), n_steps=len(steps))
         for i, sequence in enumerate(sequences):
-            with sequence.alone(self._slots):
-                if not sequence.draws_alone:  # then it is the only step
+            with sequence.isolated_errors(self._slots):
+                if not sequence.draws_natively:  # then it is the only step
                     with lap.sampling(sequence):
                         steps[0][i] = sequence.draw(self._target, i)
                 self._emit_steps(sequence, [step[i] for step in steps], i, len(sequences))
@@ -47,7 +47,7 @@ class PlainSteps:
     def _n_steps(self, sequences: list[Sequence]) -> int:
         """The number of plain steps to decode at once, without a delay that readers notice."""
         n = len(sequences)
-        if not all(s.draws_alone for s in sequences):
+        if not all(s.draws_natively for s in sequences):
             return 1
         left = [s.remaining for s in sequences if s.remaining is not None]
         by_time = int(_AHEAD_S / self._meter.step_s) + 1
@@ -55,7 +55,7 @@ class PlainSteps:
         left += [self._slots.n_left(s.slot) for s in sequences]
         n_steps = min([*left, self._slots.free_cells // n, by_time, most])
         if self._controller and any(
-            s.policy and not s.lacks_drafter(self._slots) for s in sequences
+            s.policy and not s.without_drafter(self._slots) for s in sequences
         ):
             # A copy that begins within these steps is missed. Most begin early in an answer, or
             # soon after another one. So no more steps than there were plain ones (passes of as many

@@ -30,10 +30,10 @@ class Prefill:
         self._round = round_
         self._rows_per_s = 0.0  # of prompts, averaged over the last chunks
 
-    def run(self, sequences: list[Sequence], turn: int, round_s: float) -> None:
+    def run(self, sequences: list[Sequence], step: int, round_s: float) -> None:
         """One batch of prompt rows, and the first token of each prompt that ends in it.
 
-        `sequences` are all sequences in progress. `turn` is the number of the engine's step.
+        `sequences` are all sequences in progress. `step` is the number of the engine's step.
         `round_s` is the time of a round: others wait that long anyway. Raises as `Target.decode`.
         """
         start = time.perf_counter()
@@ -51,16 +51,16 @@ class Prefill:
         texts = [(sequence, n) for sequence, n in served if not sequence.at_image]
         for sequence, n in served:
             if sequence.at_image:
-                self._see(sequence, n, turn)
+                self._see(sequence, n, step)
         if self._target.needs_equal_rows or any(s.reports_prompt for s, _ in texts):
             for chunk in texts:
-                self._decode([chunk], turn)
+                self._decode([chunk], step)
         elif texts:
-            self._decode(texts, turn)
+            self._decode(texts, step)
         n_rows = self._target.n_decoded - n_decoded
         self._count([sequence for sequence, _ in served], n_rows, start)
 
-    def _decode(self, served: list[tuple[Sequence, int]], turn: int) -> None:
+    def _decode(self, served: list[tuple[Sequence, int]], step: int) -> None:
         batch = Batch()
         for sequence, n in served:
             begin = len(sequence.slot.cached)
@@ -84,28 +84,28 @@ class Prefill:
             if not sequence.reports_prompt:  # or its passes are narrower than others'
                 sequence.slot.n_read = len(sequence.slot.cached)
             else:
-                with sequence.alone(self._slots):
+                with sequence.isolated_errors(self._slots):
                     sequence.report_prompt(self._target, part.begin, n, output_row)
                 output_row += n - 1
             if batch.output[end - 1]:
                 if not sequence.in_prompt:
                     self._round.emit_first(sequence, output_row)
                 output_row += 1
-            sequence.turn = turn
+            sequence.last_prefill_step = step
             if len(sequence.slot.cached) == self._checkpoint_at(sequence):
                 self._cache.keep_checkpoint(sequence.slot)
 
-    def _see(self, sequence: Sequence, n: int, turn: int) -> None:
+    def _see(self, sequence: Sequence, n: int, step: int) -> None:
         """Decode the image that comes next in a prompt, alone."""
         begin = len(sequence.slot.cached)
-        with sequence.alone(self._slots):
+        with sequence.isolated_errors(self._slots):
             embeddings = sequence.seen.pop(begin).result()
         if sequence.error is not None:
             return
         ids = sequence.request.prompt[begin : begin + n]
         features = sequence.wants_features
         self._slots.decode_image(sequence.slot, embeddings, ids, features=features)
-        sequence.turn = turn
+        sequence.last_prefill_step = step
         if len(sequence.slot.cached) == self._checkpoint_at(sequence):
             self._cache.keep_checkpoint(sequence.slot)
 
@@ -126,10 +126,11 @@ class Prefill:
         if not reading:
             return []
         if self._slots.least > 1:  # a chunk is as wide as if it were alone, and in its own pass
-            reading, streaming = [min(reading, key=lambda s: s.turn)], False
+            reading, streaming = [min(reading, key=lambda s: s.last_prefill_step)], False
         n_rows = scheduler.chunk_rows(self._target.n_batch, streaming, self._rows_per_s, round_s)
-        left, turns = [s.n_left for s in reading], [s.turn for s in reading]
-        rows = scheduler.share_rows(left, turns, n_rows)
+        left = [s.n_left for s in reading]
+        last_steps = [s.last_prefill_step for s in reading]
+        rows = scheduler.share_rows(left, last_steps, n_rows)
         return [(s, self._chunk(s, n)) for s, n in zip(reading, rows, strict=True) if n]
 
     def _chunk(self, sequence: Sequence, n_rows: int) -> int:

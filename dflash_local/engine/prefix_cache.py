@@ -192,7 +192,7 @@ class PrefixCache:
     def _lend(self) -> None:
         """Tell the store the room that the checkpoints of slots take."""
         kept = (each for slot in self._slots for each in slot.checkpoints.at_boundaries)
-        self.store.lend(sum({id(each): each.state.nbytes for each in kept}.values()))
+        self.store.reserve(sum({id(each): each.state.nbytes for each in kept}.values()))
 
     # What slots and the store have of a prompt
 

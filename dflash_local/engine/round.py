@@ -75,7 +75,7 @@ class Round:
 
     def emit_first(self, sequence: Sequence, output_row: int) -> None:
         """Emit the token after the last row of a prompt."""
-        with sequence.alone(self._slots):
+        with sequence.isolated_errors(self._slots):
             token = sequence.draw(self._target, output_row)
             sequence.emit(token, ends_text=self._target.vocabulary.ends_text(token))
             sequence.stats.emitted += 1
@@ -168,7 +168,7 @@ class Round:
         # Every row of the batch has logits: `first + row` names them, and the row's features.
         anchor, first = sequence.anchor, part.first_row
         ends_text = self._target.vocabulary.ends_text
-        with sequence.alone(self._slots):
+        with sequence.isolated_errors(self._slots):
             with lap.sampling(sequence):
                 verdict = accept(
                     draft,

@@ -31,11 +31,11 @@ _LONGEST_RETRY_S = 600
 @dataclass(frozen=True)
 class Waiting:
     """A request without a slot. `cells`: see `cells_for`. `until`: when it stops waiting, on the
-    same clock as `now`. `alone`: it needs the engine without any running sequence."""
+    same clock as `now`. `exclusive`: it needs the engine without any running sequence."""
 
     cells: int = 0
     until: float | None = None
-    alone: bool = False
+    exclusive: bool = False
 
     def is_overdue(self, now: float) -> bool:
         return self.until is not None and now >= self.until
@@ -57,7 +57,7 @@ def n_to_begin(waiting: Sequence[Waiting], n_running: int, n_slots: int, free_ce
     """
     n = 0
     for request in waiting:
-        if request.alone:
+        if request.exclusive:
             return n if n or n_running else 1
         if n_running + n >= n_slots:
             break
@@ -105,15 +105,15 @@ def ahead(texts: Sequence[list[int]], n_cached: Sequence[int], least: int) -> li
     return found
 
 
-def share_rows(left: Sequence[int], turns: Sequence[int], n_rows: int) -> list[int]:
+def share_rows(left: Sequence[int], last_steps: Sequence[int], n_rows: int) -> list[int]:
     """The rows that each prompt may decode in this step, together at most `n_rows`. It has so many
-    `left`, and its last ones were decoded in step `turns`.
+    `left`, and its last ones were decoded in those of `last_steps`.
 
     The prompts that have waited longest come first, and the next one gets the rows that are left.
     So a short prompt waits for at most one chunk of each other one, and a long one always goes on.
     """
     rows = [0] * len(left)
-    for i in sorted(range(len(left)), key=turns.__getitem__):
+    for i in sorted(range(len(left)), key=last_steps.__getitem__):
         rows[i] = min(left[i], n_rows)
         n_rows -= rows[i]
     return rows

@@ -55,12 +55,12 @@ class Sequence:
     cancelled: threading.Event = field(default_factory=threading.Event)
     has_slot: bool = True
     """False after its end and while it is suspended. Another sequence may then have `slot`."""
-    behind: bool = False
+    drafter_lost_text: bool = False
     """The drafter has failed and lost the text, so the rest of the answer is decoded plainly."""
     n_kept: int = 0
     n_left_out: int = 0
     """So many tokens of the text are left out, behind the first `n_kept`: see `shift`."""
-    turn: int = 0
+    last_prefill_step: int = 0
     """The engine's step that last decoded rows of its prompt."""
     begun_at: float = 0.0
     seen: dict[int, Future[Embeddings]] = field(default_factory=dict)
@@ -83,18 +83,18 @@ class Sequence:
     @property
     def wants_features(self) -> bool:
         """Whether it may still draft, so that the drafter needs the target's features."""
-        if self.behind:
+        if self.drafter_lost_text:
             return False
         if self.policy is not None:
             return not self.policy.off
         return self.request.drafts
 
-    def lacks_drafter(self, slots: Slots) -> bool:
+    def without_drafter(self, slots: Slots) -> bool:
         """Whether the drafter has failed, and is put aside or has lost this text."""
-        return self.behind or slots.lacks_drafter
+        return self.drafter_lost_text or slots.drafter_suspended
 
     @property
-    def draws_alone(self) -> bool:
+    def draws_natively(self) -> bool:
         """Whether its tokens are drawn without asking a grammar or reporting log-probabilities, so
         that several can be drawn in one call."""
         return not self.sampler.is_bound and self.request.sampling.logprobs is None
@@ -209,7 +209,7 @@ class Sequence:
         self.from_copy[-n:-1] = copied
 
     @contextmanager
-    def alone(self, slots: Slots) -> Iterator[None]:
+    def isolated_errors(self, slots: Slots) -> Iterator[None]:
         """An exception of its sampler or its `on_token`, or rows of its own that cannot be taken
         back, end this sequence alone and empty its slot."""
         try:

@@ -107,7 +107,7 @@ class Slots:
         return sum(self.n_cells(slot) for slot in self._slots if slot.busy)
 
     @property
-    def lacks_drafter(self) -> bool:
+    def drafter_suspended(self) -> bool:
         """Whether a drafter that has failed is put aside."""
         return self._aside is not None
 
@@ -179,7 +179,7 @@ class Slots:
         ones, pending rows are dropped: the drafter cannot go on after a gap.
         """
         if features and self.can_draft(slot):
-            slot.pending += [self.target.numbers[row] for row in rows]
+            slot.pending += [self.target.feature_rows[row] for row in rows]
         else:
             slot.pending = []
         slot.cached += tokens

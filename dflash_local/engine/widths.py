@@ -42,7 +42,7 @@ class Widths:
             return
         for sequence in sequences:
             if sequence.wants_features and not self._slots.can_draft(sequence.slot):
-                sequence.behind = True
+                sequence.drafter_lost_text = True
 
     def _limited(self, sequences: list[Sequence]) -> list[Choice]:
         """The most nodes that each sequence may verify: those that can be emitted, and have
@@ -67,7 +67,7 @@ class Widths:
         for choice in choices:
             sequence = choice.sequence
             is_fixed = sequence.request.draft_width != "auto"
-            if drafter and choice.limit and is_fixed and not sequence.behind:
+            if drafter and choice.limit and is_fixed and not sequence.drafter_lost_text:
                 choice.n_draft = min(sequence.most_nodes, drafter.block_size - 1)
         if self._controller and managed:
             n_others = len(choices) - len(managed)
@@ -116,6 +116,6 @@ class Widths:
         managed = [
             (choice, choice.sequence.policy)
             for choice in choices
-            if choice.sequence.policy and not choice.sequence.lacks_drafter(self._slots)
+            if choice.sequence.policy and not choice.sequence.without_drafter(self._slots)
         ]
         return [choice for choice, _ in managed], [policy for _, policy in managed]

@@ -126,7 +126,7 @@ class PrefixStore:
         self._replace([*self._entries, entry])
         return True
 
-    def lend(self, n_bytes: int) -> None:
+    def reserve(self, n_bytes: int) -> None:
         """Lend so many of its bytes to the checkpoints of slots, in place of those lent before."""
         self._lent = n_bytes
         self._make_room(0)

@@ -38,7 +38,7 @@ in BF16 on an H200), and fewer if several sequences share the ids, as every pass
 _ANCHOR = -1
 _LOST = "llama.cpp could not move the cells of its cache together; load the model again"
 
-Lines = list[list[int]]
+RowBranches = list[list[int]]
 """For each row of a part, the branches that it is on, its own branch first."""
 
 _Copy = tuple[int, int, int, int]
@@ -58,7 +58,7 @@ def ids_of(n_seq: int, n_branches: int) -> list[list[int]]:
     return [[seq, *range(n_seq + seq * more, n_seq + (seq + 1) * more)] for seq in range(n_seq)]
 
 
-def lines_of(parents: Sequence[int], n_branches: int) -> Lines:
+def branches_of_rows(parents: Sequence[int], n_branches: int) -> RowBranches:
     """The branches of the anchor and of each node of a tree, if possible one branch per row.
 
     With too few branches, a row shares the branch of its first child, and llama.cpp builds its
@@ -75,7 +75,7 @@ def lines_of(parents: Sequence[int], n_branches: int) -> Lines:
                 f"a tree of {len(owners)} leaves; with {n_branches} branches it can have "
                 f"{n_branches - 1}"
             )
-    lines: Lines = [[] for _ in range(n)]
+    lines: RowBranches = [[] for _ in range(n)]
     for branch, node in enumerate(owners, start=1):
         while node != _ANCHOR:
             lines[node].append(branch)
@@ -83,7 +83,7 @@ def lines_of(parents: Sequence[int], n_branches: int) -> Lines:
     return [list(range(len(owners) + 1)), *lines]
 
 
-def n_on_path(lines: Lines, path: Sequence[int]) -> tuple[list[int], list[int]]:
+def n_on_path(lines: RowBranches, path: Sequence[int]) -> tuple[list[int], list[int]]:
     """For each branch: the number of its rows on the accepted path, and of all its rows.
 
     `path` are rows, each the child of the one before, the anchor first.
@@ -102,7 +102,7 @@ class _Verified:
     """A verified tree, from position `begin` on, whose rejected rows are still in the cache."""
 
     begin: int
-    lines: Lines
+    lines: RowBranches
     path: Sequence[int]
 
 
@@ -140,7 +140,7 @@ class Cells:
         one."""
         self._n_used = [1] * n_seq
         """For each sequence, the number of its branches that may have cells."""
-        self._lines: dict[int, Lines] = {}
+        self._lines: dict[int, RowBranches] = {}
         """The branches of the trees in the last pass, by sequence."""
         self._verified: dict[int, _Verified] = {}
         self._wide: list[list[tuple[int, int]]] = [[] for _ in range(n_seq)]
@@ -179,7 +179,7 @@ class Cells:
             if part.parents is None:
                 rows += [[ids[0]]] * part.n_rows
                 continue
-            lines = self._lines[part.seq] = lines_of(part.parents, self._n_branches)
+            lines = self._lines[part.seq] = branches_of_rows(part.parents, self._n_branches)
             native.edit_cells(self._context, (), self._catch_up(part.seq, part.begin, lines))
             rows += [[ids[branch] for branch in row] for row in lines]
         return rows
@@ -322,7 +322,7 @@ class Cells:
         self._held[seq] = [0] * len(self.ids[seq])
         self._n_used[seq] = 1
 
-    def _catch_up(self, seq: int, length: int, lines: Lines) -> list[_Copy]:
+    def _catch_up(self, seq: int, length: int, lines: RowBranches) -> list[_Copy]:
         """The copies that give the branches of a tree the first `length` tokens."""
         ids, held, n = self.ids[seq], self._held[seq], len(lines[0])
         self._n_used[seq] = max(self._n_used[seq], n)

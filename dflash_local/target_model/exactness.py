@@ -136,7 +136,7 @@ def check_others(target: Target) -> None:
         )
 
 
-def told_of_others(found: Exactness, target: Target, *, exact: bool) -> Exactness:
+def with_isolation_note(found: Exactness, target: Target, *, exact: bool) -> Exactness:
     """With the note on other requests in this target's mode. `exact`: requests use
     nothing of earlier ones but whole batches."""
     # Whether a row is computed from its own sequence alone.

@@ -19,7 +19,7 @@ class Readout:
     def __init__(self) -> None:
         self._pass: TargetPass | None = None
         self._output: list[bool] = []
-        self.numbers: Sequence[int] = ()
+        self.feature_rows: Sequence[int] = ()
         """The number in the store of each row of the last batch, or of `decode_ahead`, step by
         step."""
         self.n_decoded = 0
@@ -81,7 +81,7 @@ class Readout:
         wanted = list(range(n) if rows is None else rows)
         for row in wanted:
             self._check_row(row)
-        states = self.stored([self.numbers[row] for row in wanted])
+        states = self.stored([self.feature_rows[row] for row in wanted])
         return states.reshape(len(wanted), len(self.options.tapped_layers), self.n_embd)
 
     def _check_open(self) -> None:

@@ -398,7 +398,7 @@ class Target(Readout):
 
     def _begin(self, n_rows: int, end: int, n_steps: int = 1) -> None:
         """Make ready for passes of so many rows each, whose positions are before `end`."""
-        self._output, self.numbers = [], ()
+        self._output, self.feature_rows = [], ()
         self._cells.before_pass(n_rows * n_steps)
         self._pass_threads.before_pass(n_rows, end)
         runtime.clear_log()
@@ -408,7 +408,7 @@ class Target(Readout):
         """Note the rows of the passes since `_begin`, and where they left their sequences."""
         self._rollback.end_pass(seq_ids, positions)
         first = self.native.first_stored
-        self.numbers = range(first, first + n_rows)
+        self.feature_rows = range(first, first + n_rows)
         self.n_decoded = first + n_rows
 
     def decode_image(

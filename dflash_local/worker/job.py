@@ -23,7 +23,7 @@ class Job:
     """
 
     def __init__(self, sink: Callable[[Any], None]) -> None:
-        self.ticket = Waiting(alone=True)
+        self.ticket = Waiting(exclusive=True)
         self.waits_since = time.monotonic()
         self.cancelled = threading.Event()
         self.error: BaseException | None = None

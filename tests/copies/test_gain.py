@@ -114,7 +114,7 @@ def seconds_of(
         (n,) = controller.n_drafts([policy], [limit])
         copies = found(copier, prompt, tokens, limit, controller, n) if copier else []
         if copies:
-            (n,) = controller.without_sure([policy], [n], [copy_alone(copies)[1]])
+            (n,) = controller.skip_drafter_for_sure_copies([policy], [n], [copy_alone(copies)[1]])
         own = drafted(random, left, surety).clip(limit) if n else Draft.chain([])
         draft, (chances,) = own, controller.judge([policy], [own])
         if own and copies and copier:
@@ -219,7 +219,7 @@ def test_the_drafter_is_left_out_only_for_copies_that_are_verified(name: str) ->
     for chance in (0.3, 0.5, 0.7, 0.9, 0.99):
         for n_copied in (2, 5, 15, 40):
             curve = list(accumulate([chance] * n_copied, mul))
-            if controller.without_sure([policy], [n], [curve]) == [0]:
+            if controller.skip_drafter_for_sure_copies([policy], [n], [curve]) == [0]:
                 left_out.append(controller.rows([curve], drafted=False))
     assert left_out
     assert [1] not in left_out

@@ -304,7 +304,7 @@ def test_heads_draft_on_a_gpu_what_llama_cpps_context_drafts(folder: Path, name:
         tokens = target.vocabulary.tokenize("def add(a, b):\n    return a + b\n\ndef sub(a, b):")
         n = len(tokens)
         target.decode(tokens, range(n), [0] * n, [False] * n)
-        text = StoredFeatures(target, list(target.numbers), tokens)
+        text = StoredFeatures(target, list(target.feature_rows), tokens)
         found = []
         for drafter in (fused_heads(target), heads_drafter(target)):
             with closing(drafter):

@@ -64,7 +64,7 @@ def texts(target: Target) -> list[StoredFeatures]:
     for seq in range(N_SEQ):
         text = tokens[seq * N_TEXT :][:N_TEXT]
         target.decode(text, range(N_TEXT), [seq] * N_TEXT, [False] * N_TEXT)
-        found.append(StoredFeatures(target, list(target.numbers), text))
+        found.append(StoredFeatures(target, list(target.feature_rows), text))
     return found
 
 
@@ -160,7 +160,7 @@ def test_a_long_text(files: dict[str, Path]) -> None:
     with target_with_heads(files["dense"], n_ctx=4096, n_batch=2048, kv_type="f16") as target:
         text = target.vocabulary.tokenize(PYTHON_SOURCE * 8)[:1500]
         target.decode(text, range(len(text)), [0] * len(text), [False] * len(text))
-        features = StoredFeatures(target, list(target.numbers), text)
+        features = StoredFeatures(target, list(target.feature_rows), text)
         ours, theirs = fused_heads(target), heads_drafter(target)
         for begin, end in ((0, 200), (200, 1499), (1499, 1500)):
             found = compare(ours, theirs, [request(0, text[end % 100], part(features, begin, end))])
@@ -188,7 +188,7 @@ def test_states_that_are_no_numbers(files: dict[str, Path]) -> None:
     with target_with_heads(files["dense"], kv_type="f16") as target:
         text = target.vocabulary.tokenize(PYTHON_SOURCE)[:40]
         target.decode(text, range(40), [0] * 40, [False] * 40)
-        features = StoredFeatures(target, list(target.numbers), text)
+        features = StoredFeatures(target, list(target.feature_rows), text)
         ours = fused_heads(target)
         (expected,) = ours.draft([request(0, 300, features)])
         saved = ours.save(0)

@@ -329,7 +329,7 @@ def test_a_drafter_that_is_back_is_not_asked_for_texts_that_it_has_lost(
         drafter = Watched(oracle(known.text), "draft", 1, n_seq=2)
         engine = Engine(target, drafter, n_seq=2)
         first = engine.begin(asked(known.prompt, 16, N))
-        while not engine.slots.lacks_drafter:
+        while not engine.slots.drafter_suspended:
             engine.step([first])
         second = engine.begin(asked(known.prompt, 16, N))
         engine.run([first, second])
@@ -379,7 +379,7 @@ def test_what_fails_in_the_target_beside_a_draft_is_not_the_drafter_s_fault(
     with monkeypatch.context() as patched, pytest.raises(BackendError, match="no room"):
         patched.setattr(Target, "tidy", fail)
         known.ask(engine, shape=known.shape)
-    assert not engine.slots.lacks_drafter
+    assert not engine.slots.drafter_suspended
     assert max(known.ask(engine, shape=known.shape).stats.accepted_lengths) == 16
     engine.slots.forget_all()
 

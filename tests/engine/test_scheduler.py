@@ -41,7 +41,7 @@ def test_the_queue_never_stands_still() -> None:
     lot = random.Random(0)
     for _ in range(500):
         waiting = [
-            Waiting(lot.randint(1, N_CTX), alone=lot.random() < 0.2)
+            Waiting(lot.randint(1, N_CTX), exclusive=lot.random() < 0.2)
             for _ in range(lot.randint(1, 6))
         ]
         n = n_to_begin(waiting, n_running=0, n_slots=3, free_cells=N_CTX)
@@ -49,12 +49,12 @@ def test_the_queue_never_stands_still() -> None:
         assert n == 1 or sum(w.cells for w in waiting[:n]) <= N_CTX
 
 
-def test_what_wants_the_engine_alone_has_it_alone() -> None:
-    alone, other = Waiting(alone=True), Waiting(10)
-    assert n_to_begin([alone, other], n_running=1, n_slots=4, free_cells=N_CTX) == 0
-    assert n_to_begin([alone, other], n_running=0, n_slots=4, free_cells=N_CTX) == 1
+def test_an_exclusive_request_has_the_engine_for_itself() -> None:
+    exclusive, other = Waiting(exclusive=True), Waiting(10)
+    assert n_to_begin([exclusive, other], n_running=1, n_slots=4, free_cells=N_CTX) == 0
+    assert n_to_begin([exclusive, other], n_running=0, n_slots=4, free_cells=N_CTX) == 1
     # Those before it begin, those behind it wait with it.
-    assert n_to_begin([other, alone, other], n_running=0, n_slots=4, free_cells=N_CTX) == 1
+    assert n_to_begin([other, exclusive, other], n_running=0, n_slots=4, free_cells=N_CTX) == 1
 
 
 def test_waiting_ends_at_its_time() -> None:

@@ -182,10 +182,10 @@ def test_what_is_lent_is_not_used() -> None:
     store = PrefixStore(3 * size)
     for token in range(3):
         store.put(entry(token))
-    store.lend(size)
+    store.reserve(size)
     assert store.n_entries == 2
     assert not store.put(entry(4, size=3000 - 100))
-    store.lend(0)
+    store.reserve(0)
     assert store.put(entry(5)) and store.n_entries == 3
 
 

@@ -140,7 +140,7 @@ def read(engine: Engine, text: list[int], seq: int = 0) -> StoredFeatures:
     engine.slots.forget_all()
     n = len(text)
     engine.target.decode(text, range(n), [seq] * n, [False] * n)
-    return StoredFeatures(engine.target, list(engine.target.numbers), text)
+    return StoredFeatures(engine.target, list(engine.target.feature_rows), text)
 
 
 def drafts(drafter: Drafter, anchor: int, features: StoredFeatures, seq: int = 0) -> list[int]:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_local.draft.draft import ANCHOR
-from dflash_local.target_model.cells import lines_of
+from dflash_local.target_model.cells import branches_of_rows
 
 
 @st.composite
@@ -17,5 +17,5 @@ def test_trees_of_as_many_rows_have_the_same_first_branches(
     one: list[int], other: list[int]
 ) -> None:
     n = min(len(one), len(other))
-    firsts = [[row[0] for row in lines_of(tree[:n], n + 1)] for tree in (one, other)]
+    firsts = [[row[0] for row in branches_of_rows(tree[:n], n + 1)] for tree in (one, other)]
     assert firsts == [list(range(n + 1))] * 2

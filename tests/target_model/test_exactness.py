@@ -11,7 +11,12 @@ import pytest
 import tiny_coder
 from dflash_local import Model, load
 from dflash_local.target_model import exactness
-from dflash_local.target_model.exactness import WIDTHS, Exactness, measure_exactness, told_of_others
+from dflash_local.target_model.exactness import (
+    WIDTHS,
+    Exactness,
+    measure_exactness,
+    with_isolation_note,
+)
 from dflash_local.target_model.target import Target
 from pair_engine import open_target
 
@@ -130,7 +135,7 @@ def test_what_holds_of_other_requests(
     """By mode, as docs/exactness.md has it; tests/engine/test_history.py holds it."""
     measured = Exactness({32: {2: noise}}, {32: 16})
     with open_target(tiny_coder.pair()[0], n_ctx=256, **options) as target:
-        found = told_of_others(measured, target, exact=exact)
+        found = with_isolation_note(measured, target, exact=exact)
     assert told in found.others
     assert found.lines()[-1] == found.others
     assert (found.differences, found.n_rows) == (measured.differences, measured.n_rows)

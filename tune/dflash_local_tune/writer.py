@@ -156,7 +156,9 @@ class Writer:
                 taken.append(waiting.popleft())
                 batch.add(len(taken) - 1, 0, taken[-1].tokens[:-1], outputs="none")
             target.decode(batch.tokens, batch.positions, batch.seq_ids, batch.output)
-            rows = torch.from_numpy(target.stored(target.numbers)).to(self.keep_on, self._dtype)
+            rows = torch.from_numpy(target.stored(target.feature_rows)).to(
+                self.keep_on, self._dtype
+            )
             found = [
                 self._answer(text, rows[part.first_row : part.first_row + part.n_rows])
                 for part, text in zip(batch.parts, taken, strict=True)

@@ -48,7 +48,7 @@ def test_texts_and_hidden_states_are_the_targets_own(target: Target) -> None:
     tokens = answer.tokens[:-1].tolist()
     target.decode(tokens, range(len(tokens)), [0] * len(tokens), [False] * len(tokens))
     target.clear(0)
-    states = target.stored(target.numbers)
+    states = target.stored(target.feature_rows)
     assert np.allclose(answer.features.numpy(), states, rtol=1e-3, atol=1e-2 * np.abs(states).max())
 
 

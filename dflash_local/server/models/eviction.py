@@ -22,12 +22,12 @@ def fits(plan: Planner, devices: Sequence[Device], *, beside: Sequence[Plan]) ->
     `devices` have the memory that is left beside these. Raises InputError if the model does not
     fit even alone, so that none is unloaded for it.
     """
-    alone = plan(without(devices, beside))
+    unshared = plan(without(devices, beside))
     try:
         together = plan(_with(devices, beside))
     except InputError:
         return False
-    return _value(together) >= _value(alone)
+    return _value(together) >= _value(unshared)
 
 
 def first_to_evict(loaded: Iterable[ServedModel]) -> ServedModel:
