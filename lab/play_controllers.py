@@ -22,8 +22,8 @@ import machines
 from dflash_local.controller.controller import Controller
 from dflash_local.draft.shape import DraftShape
 from drafted_text import BLOCK
+from lab.rival import Rival
 from machines import MACHINES, Machine
-from rival import Rival
 from rounds import N_NODES, Fixed, play
 
 SEEDS = range(3)

@@ -39,14 +39,15 @@ import chat_models
 import fuzz_safetensors
 import gguf_files
 import hf_drafters
-import stall_server
 import synthetic
 import tiny_coder
 from command_line import run_here
-from damage import damaged_bytes, damaged_value
+from damage import damaged_bytes
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.errors import InputError
 from embedding_models import write_bert
+from lab.server import stall_server
+from lab.server.damaged_json import damaged_value
 from lab.server.resources import PATIENCE_S, Health
 from server_process import EXACT, ServerProcess, serving
 from vision_models import asked, picture, write_projector, write_vision_target

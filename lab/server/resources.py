@@ -46,7 +46,7 @@ class Health:
 
     slowest_health_ms: float = 0.0
     stalls: list[str] = field(default_factory=list)
-    """Steps of the event loop that took long, in CPU time: tests/support/stall_server.py."""
+    """Steps of the event loop that took long, in CPU time: `stall_server.py`."""
     tracebacks: int = 0
     memory_mib: list[float] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)

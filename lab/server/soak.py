@@ -31,8 +31,8 @@ sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 
 import httpx
 
-import stall_server
 import tiny_coder
+from lab.server import stall_server
 from lab.server.resources import PATIENCE_S, Health
 from server_process import ServerProcess
 from server_process import serving as any_serving

@@ -5,7 +5,6 @@ import json
 import platform
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import gguf_files
@@ -92,11 +91,8 @@ def test_a_target_alone_is_told_so() -> None:
 
 
 def test_damaged_weights_are_found_without_a_drafter(tmp_path: Path) -> None:
-    def spoil(tensors: dict[str, gguf_files.Tensor]) -> None:
-        data, kind = tensors["output_norm.weight"]
-        tensors["output_norm.weight"] = np.full_like(data, np.nan), kind
-
-    broken = gguf_files.changed(tiny_coder.pair()[0], tmp_path / "broken.gguf", tensors=spoil)
+    target = tiny_coder.pair()[0]
+    broken = gguf_files.changed(target, tmp_path / "broken.gguf", tensors=gguf_files.spoil)
     done = run_here("doctor", "--json", str(broken))
     told = json.loads(done.stdout)
     assert done.returncode == 1 and "finite" in told["verdict"]

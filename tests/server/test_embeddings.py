@@ -14,15 +14,12 @@ import httpx
 import numpy as np
 import pytest
 
+from api_clients import of_ollama, of_openai, ollama, openai
 from dflash_local import Embedder, load_embedder
 from embedding_models import N_EMBD, write_bert
-from later import Later
 from openai_api import CHAT, user
 from raw_http import posted
 from server_process import EXACT, ServerProcess, serving, until
-
-ollama = Later("ollama")
-openai = Later("openai")
 
 TEXTS = ["hello world", "the cat sat on the mat"]
 QUERY, DOCUMENTS = "what is machine learning", ["a cat", "machine learning is data", "paris"]
@@ -75,7 +72,7 @@ def error(answer: httpx.Response, status: int = 400) -> str:
 
 def test_openai_s_client(running: ServerProcess, api: httpx.Client, bert: Embedder) -> None:
     """It asks for base64 by itself."""
-    client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="any")
+    client = of_openai(running)
     found = client.embeddings.create(model="bert", input=TEXTS)
     expected = bert.embed(TEXTS)
     assert [each.index for each in found.data] == [0, 1] and found.model == "bert"
@@ -120,7 +117,7 @@ def test_forms_of_inputs(given: Any, texts: Any, api: httpx.Client, bert: Embedd
 
 
 def test_ollama_s_client(running: ServerProcess, bert: Embedder) -> None:
-    client = ollama.Client(running.url)
+    client = of_ollama(running)
     found = client.embed("bert:latest", TEXTS)
     assert np.allclose(found.embeddings, bert.embed(TEXTS), atol=1e-6)
     assert found.model == "bert:latest" and found.prompt_eval_count == 12
@@ -321,7 +318,7 @@ def test_a_model_of_text_as_one_of_vectors(pair: tuple[Path, Path]) -> None:
 def test_openai_s_client_is_told_what_to_do(server: ServerProcess) -> None:
     sent: list[httpx.Request] = []
     http = httpx.Client(trust_env=False, event_hooks={"request": [sent.append]})
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", http_client=http)
+    client = of_openai(server, http_client=http, max_retries=2)
     with pytest.raises(openai.InternalServerError) as raised:
         client.embeddings.create(model="any", input="a text")
     assert raised.value.status_code == 501

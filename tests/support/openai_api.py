@@ -32,12 +32,20 @@ def post(client: httpx.Client, path: str, **body: Any) -> Any:
 
 def refused(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
     """The error of a request that is refused for what is in it."""
-    answer = client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
+    error = error_of(client.post(path, json=body))
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """The error of an answer, whose shape is always the same."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()) == {"error"}
     error: dict[str, Any] = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
-    assert "\n" not in error["message"]
+    assert error["message"] and "\n" not in error["message"] and len(error["message"]) < 400
+    assert "Traceback" not in error["message"]
     return error
 
 

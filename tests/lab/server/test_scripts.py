@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-import tiny_coder
 from guarded_server import guarded
 from server_process import EXACT, SERVE, ServerProcess, serving
 
@@ -78,8 +77,7 @@ def test_no_hostile_request_stops_the_others() -> None:
 
 @pytest.mark.slow
 def test_it_ends_at_once_in_the_middle_of_an_attack() -> None:
-    target, drafter = map(str, tiny_coder.pair())
-    with serving("--target", target, "--draft", drafter, *EXACT) as server:
+    with serving(*EXACT) as server:
 
         def attack() -> bool:
             """Whether it was answered."""

@@ -12,7 +12,7 @@ import pytest
 
 from chat_models import CALLED, NOW, WEATHER
 from dflash_local import Model
-from openai_api import CHAT, QUESTION, post, refused, streamed, user
+from openai_api import CHAT, QUESTION, post, streamed, user
 
 TOOLS = [WEATHER, NOW]
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -129,8 +129,6 @@ def test_reasoning_may_stay_in_the_content(tool_client: httpx.Client) -> None:
     assert post(tool_client, CHAT, **body)["choices"][0]["message"]["content"] == written
     deltas = [c["choices"][0]["delta"] for c in streamed(tool_client, CHAT, **body)]
     assert "".join(d.get("content", "") for d in deltas) == written
-    error = refused(tool_client, CHAT, **{**body, "reasoning_format": "deepseek-legacy"})
-    assert error["param"] == "reasoning_format"
 
 
 def test_a_schema_binds_what_comes_after_the_reasoning(tool_client: httpx.Client) -> None:
@@ -175,25 +173,3 @@ def test_templates_get_their_variables(tool_client: httpx.Client) -> None:
     assert n(reasoning_effort="high") == thinking
     both = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
     assert n(**both) == thinking
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "'no'"),
-        ({"tool_choice": "always"}, "tool_choice", "required"),
-        ({"tools": [NOW, NOW]}, "tools", "same name"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-            "tools[0].function.name",
-            "pattern",
-        ),
-        ({"chat_template_kwargs": {"messages": []}}, None, "messages"),
-    ],
-)
-def test_what_is_refused(
-    tool_client: httpx.Client, body: dict[str, Any], param: str | None, words: str
-) -> None:
-    error = refused(tool_client, CHAT, **{"messages": user("hi"), "tools": TOOLS, **body})
-    assert error["param"] == param
-    assert words in error["message"]

@@ -7,16 +7,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 
+from api_clients import anthropic, of_anthropic
 from chat_models import WEATHER
 from dflash_local import Model
-from later import Later
 from openai_api import CERTAIN, QUESTION, SAMPLER, user
 from server_process import ServerProcess
-
-anthropic = Later("anthropic")
 
 GREEDY = {"temperature": 0, "cache_prompt": False}
 TOOL: dict[str, Any] = {
@@ -26,21 +23,15 @@ TOOL: dict[str, Any] = {
 }
 
 
-def connect(server: ServerProcess, **more: Any) -> anthropic.Anthropic:
-    return anthropic.Anthropic(
-        base_url=server.url, **{"api_key": "unused", "max_retries": 0, **more}
-    )
-
-
 @pytest.fixture
 def sdk(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
-    with connect(server) as connected:
+    with of_anthropic(server) as connected:
         yield connected
 
 
 @pytest.fixture
 def tool_sdk(tool_server: ServerProcess) -> Iterator[anthropic.Anthropic]:
-    with connect(tool_server) as connected:
+    with of_anthropic(tool_server) as connected:
         yield connected
 
 
@@ -265,76 +256,6 @@ def test_a_schema_binds_the_answer(tool_sdk: anthropic.Anthropic) -> None:
     assert json.loads(text(told)) == {"title": "two"}
 
 
-# Models, and what goes wrong.
-
-
-def test_models(sdk: anthropic.Anthropic) -> None:
-    [served] = sdk.models.list().data
-    assert (served.type, served.id) == ("model", "tiny-coder-q8_0")
-    assert served.created_at.year > 2025
-    assert sdk.models.retrieve(served.id) == served
-    with pytest.raises(anthropic.NotFoundError):
-        sdk.models.retrieve("another")
-
-
-def test_bad_requests_are_exceptions_of_their_kind(sdk: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError) as bad:
-        ask(sdk, extra_body={"temperature": -1})
-    assert "temperature" in str(bad.value)
+def test_a_prompt_that_is_too_long_is_told_in_anthropic_s_words(sdk: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long: request"):
         ask(sdk, messages=user("a b c d " * 100_000))
-    with pytest.raises(anthropic.NotFoundError):
-        sdk.messages.batches.list()
-
-
-PATH = "/v1/messages"
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-
-AT_AN_ADDRESS = {"type": "image", "source": {"type": "url", "url": "http://x"}}
-RESULT = {"type": "tool_result", "tool_use_id": "a"}
-
-
-def blocks(*given: dict[str, object]) -> list[dict[str, object]]:
-    return [{"role": "user", "content": list(given)}]
-
-
-@pytest.mark.one_in(27)
-@pytest.mark.parametrize(
-    ("field", "value", "named"),
-    [
-        *(("max_tokens", value, "max_tokens") for value in (None, 0, "5")),
-        *(("messages", value, "messages") for value in (None, [])),
-        ("messages", [{"role": "robot", "content": "x"}], "user, assistant, system"),
-        ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
-        ("messages", blocks(IMAGE), "image input is not supported"),
-        ("messages", blocks(AT_AN_ADDRESS), "nothing is fetched"),
-        ("messages", blocks({"type": "document"}), "type document"),
-        ("messages", blocks({"text": "x"}), "messages[0].content[0]"),
-        ("messages", blocks({**RESULT, "content": [IMAGE]}), "image input is not supported"),
-        ("messages", [{"role": "assistant", "content": [IMAGE]}], "type image"),
-        ("system", [IMAGE], "type image"),
-        *(("temperature", -1, "temperature"), ("top_p", 2, "top_p"), ("top_k", 1.5, "top_k")),
-        *(("stop_sequences", value, "stop_sequences") for value in ("END", ["x"] * 1000)),
-        ("tools", [{"name": "a b", "input_schema": {}}], "tools[0].name"),
-        ("tools", [{"name": "a"}], "tools[0].input_schema"),
-        ("tool_choice", {"type": "any"}, "tools"),
-        ("tool_choice", {"type": "tool"}, "name"),
-        ("tool_choice", {"type": "tool", "name": "a"}, "tools"),
-        ("tool_choice", {"type": "some"}, "tool_choice"),
-        ("thinking", {"type": "perhaps"}, "thinking"),
-        ("output_config", {"effort": "most"}, "output_config"),
-        ("stream", "yes", "stream"),
-    ],
-)
-def test_what_is_refused_is_named(
-    client: httpx.Client, field: str, value: object, named: str
-) -> None:
-    body: dict[str, object] = {"messages": user("Hi"), "max_tokens": 4, field: value}
-    if value is None:
-        del body[field]
-    answer = client.post(PATH, json=body)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    message = answer.json()["error"]["message"]
-    assert named in message
-    assert len(message) < 400

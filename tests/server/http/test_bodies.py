@@ -15,19 +15,12 @@ from starlette.types import Receive, Scope, Send
 from dflash_local.server.http.bodies import BodyCheck
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.settings import ServerSettings
+from openai_api import CHAT, error_of, refused
 from raw_http import exchange, message, posted
 from server_process import ServerProcess
 
 MEGABYTE = 1 << 20
 JSON = {"Content-Type": "application/json"}
-
-
-def refused(answer: httpx.Response, status: int, said: str) -> None:
-    assert answer.status_code == status
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert said in error["message"] and "\n" not in error["message"]
-    assert len(error["message"]) < 400
 
 
 @pytest.mark.parametrize(
@@ -43,7 +36,8 @@ def refused(answer: httpx.Response, status: int, said: str) -> None:
 )
 def test_more_values_than_any_request_has(client: httpx.Client, body: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions", "/completion"):
-        refused(client.post(path, content=body, headers=JSON), 413, "values")
+        answer = client.post(path, content=body, headers=JSON)
+        assert "values" in error_of(answer, 413)["message"]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +49,8 @@ def test_more_values_than_any_request_has(client: httpx.Client, body: bytes) -> 
     ids=["lists", "fields"],
 )
 def test_more_parts_than_any_request_has(client: httpx.Client, body: bytes) -> None:
-    refused(client.post("/completion", content=body, headers=JSON), 413, "fields")
+    answer = client.post("/completion", content=body, headers=JSON)
+    assert "fields" in error_of(answer, 413)["message"]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_body(client: httpx.Client) -> None:
@@ -67,7 +62,7 @@ def test_a_byte_order_mark_is_no_part_of_a_body(client: httpx.Client) -> None:
 def test_a_body_that_is_compressed_is_refused_by_that_name(client: httpx.Client) -> None:
     body = gzip.compress(b'{"content": "a"}')
     answer = client.post("/tokenize", content=body, headers={**JSON, "Content-Encoding": "gzip"})
-    refused(answer, 415, "'gzip'")
+    assert "'gzip'" in error_of(answer, 415)["message"]
 
 
 def test_a_conversation_may_be_as_long_as_a_model_can_read(client: httpx.Client) -> None:
@@ -85,8 +80,7 @@ def test_marks_within_a_text_are_no_values(client: httpx.Client) -> None:
 def test_arguments_too_long_to_be_parsed(client: httpx.Client) -> None:
     call = {"function": {"name": "f", "arguments": "[" + "[]," * MEGABYTE + "[]]"}}
     messages = [{"role": "assistant", "tool_calls": [call]}]
-    answer = client.post("/v1/chat/completions", json={"messages": messages})
-    refused(answer, 400, "arguments")
+    assert "arguments" in refused(client, CHAT, messages=messages)["message"]
 
 
 @pytest.mark.parametrize(
@@ -153,9 +147,7 @@ def test_large_bodies_of_unknown_length_are_refused(server: ServerProcess) -> No
 )
 def test_bodies_that_are_no_json(client: httpx.Client, body: bytes, said: str) -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/models"):
-        answer = client.post(path, content=body, headers=JSON)
-        assert answer.status_code == 400
-        assert said in message(answer.content)
+        assert said in error_of(client.post(path, content=body, headers=JSON))["message"]
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
@@ -163,8 +155,7 @@ def test_other_content_types_are_refused(client: httpx.Client, kind: str | None)
     # A page of another origin could send these without being asked about first.
     headers = {"Content-Type": kind} if kind else {}
     answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
-    assert answer.status_code == 415
-    assert "application/json" in message(answer.content)
+    assert "application/json" in error_of(answer, 415)["message"]
 
 
 def test_a_body_of_two_lengths(server: ServerProcess) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from dflash_local import Model
 from dflash_local.server.llama.completion import LineLimits
-from openai_api import refused
 
 PATH = "/completion"
 PROMPT = "def fibonacci(n):\n"
@@ -57,14 +56,6 @@ def test_an_answer_is_the_model_s_own(
     assert told["content"] == own.text
     assert told["tokens_predicted"] == len(own.tokens)
     assert told["tokens_evaluated"] == len(model.tokenize(PROMPT))
-
-
-def test_more_biases_than_any_request_has(client: httpx.Client) -> None:
-    """They are counted before they are looked at."""
-    body = {"prompt": "a", "logit_bias": [[token, "not looked at"] for token in range(2000)]}
-    answer = client.post("/completion", json=body)
-    assert answer.status_code == 400
-    assert "a list of 2000 entries; at most 1024" in answer.json()["error"]["message"]
 
 
 def test_an_answer_says_what_it_cost(client: httpx.Client) -> None:
@@ -257,52 +248,6 @@ def test_chances_after_sampling_are_those_by_which_tokens_come(client: httpx.Cli
     ]
     assert greedy["prob"] == 1
     assert [each["prob"] for each in greedy["top_probs"]] == [1]
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ({"repeat_penalty": 1.5}, "penalties"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"grammar": 'root ::= "a"'}, "a grammar"),
-        ({"top_k": 0}, "top_k 0"),
-        ({"top_k": 1000}, "1 to 100"),
-    ],
-)
-def test_chances_that_would_take_a_whole_row_are_refused(
-    client: httpx.Client, body: dict[str, Any], told: str
-) -> None:
-    asked = {"n_probs": 2, "post_sampling_probs": True, "temperature": 0.8, "n_predict": 4}
-    error = refused(client, PATH, prompt="a", **asked, **body)
-    assert told in error["message"]
-    assert error["param"] == "post_sampling_probs"
-
-
-@pytest.mark.parametrize(
-    ("param", "value"),
-    [
-        *(("n_predict", -2), ("n_predict", 1.5), ("temperature", "hot"), ("n_cmpl", 1000)),
-        *(("mirostat", 2), ("min_keep", 5), ("post_sampling_probs", "yes"), ("stop", [""])),
-        *(("dry_multiplier", -0.8), ("top_n_sigma", "x"), ("prompt", None), ("prompt", [])),
-        *(("prompt", [[1], 2]), ("prompt", ["a"] * 17)),
-    ],
-)
-def test_a_bad_field_is_named(client: httpx.Client, param: str, value: Any) -> None:
-    error = refused(client, PATH, **{"prompt": "a", param: value})
-    assert str(error["param"]).startswith(param)
-    assert param in error["message"]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *({"prompt": ""}, {"prompt": [10**6]}, {"prompt": {"text": "a"}}),
-        {"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}},
-        *({"grammar": "root = 'a'"}, {"grammar": 'root ::= "a"', "json_schema": {}}),
-    ],
-)
-def test_what_the_model_cannot_take_is_refused(client: httpx.Client, body: dict[str, Any]) -> None:
-    assert refused(client, PATH, **{"prompt": "a", **body})["message"]
 
 
 def test_null_is_a_field_left_out(client: httpx.Client) -> None:

@@ -27,9 +27,7 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapted(lora: Path, cache_folder: Path) -> Iterator[httpx.Client]:
-    target, draft = map(str, tiny_coder.pair())
-    files = ("--target", target, "--draft", draft, "--lora", f"{lora}:0.5")
-    with serving(*files, *EXACT) as server, server.client() as client:
+    with serving("--lora", f"{lora}:0.5", *EXACT) as server, server.client() as client:
         yield client
 
 

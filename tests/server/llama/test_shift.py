@@ -5,7 +5,6 @@ from typing import Any
 import httpx
 import pytest
 
-import tiny_coder
 from server_process import EXACT, serving
 
 PROMPT = "def add(a, b):\n    return a + b\n"
@@ -19,13 +18,12 @@ def completed(client: httpx.Client, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_an_answer_goes_on(cache_folder: object) -> None:
-    target, draft = map(str, tiny_coder.pair())
-    files = ("--target", target, "--draft", draft, "--ctx", "128", "--parallel", "1")
-    with serving(*files, *EXACT) as server, server.client() as client:
+    small = (*EXACT, "--ctx", "128", "--parallel", "1")
+    with serving(*small) as server, server.client() as client:
         told = completed(client)
         assert told["truncated"] and told["tokens_predicted"] < 128
     options = ("--context-shift", "--keep", "-1")
-    with serving(*files, *EXACT, *options) as server, server.client() as client:
+    with serving(*small, *options) as server, server.client() as client:
         drafted, plain = completed(client), completed(client, draft_width=0, cache_prompt=False)
         assert drafted["truncated"] and drafted["tokens_predicted"] == 150
         assert drafted["timings"]["draft_n_accepted"] > 0

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-import tiny_coder
 from long_text import PYTHON_SOURCE
 from server_process import EXACT, serving
 
@@ -26,10 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def opened(folder: Path, *options: str) -> Iterator[httpx.Client]:
     folder.mkdir(exist_ok=True)
-    target, draft = map(str, tiny_coder.pair())
-    files = ("--target", target, "--draft", draft, "--slot-save-path", str(folder))
-    usual = ("--parallel", "2", "--cache-mb", "0", *EXACT)
-    with serving(*files, *usual, *options) as server, server.client() as client:
+    usual = ("--slot-save-path", str(folder), "--parallel", "2", "--cache-mb", "0", *EXACT)
+    with serving(*usual, *options) as server, server.client() as client:
         yield client
 
 
@@ -157,9 +154,8 @@ def test_keys_do_not_reach_each_others_slots_and_files(folder: Path, cache_folde
 @pytest.mark.slow
 def test_exact_answers_of_several_slots() -> None:
     """Each has an equal part of the context; asked at once, the answers are those of one."""
-    target, draft = map(str, tiny_coder.pair())
-    options = ("--target", target, "--draft", draft, *EXACT, "--exact", "--ctx", "1024")
-    with serving("--port", "0", *options, "--parallel", "2") as server, server.client() as client:
+    options = (*EXACT, "--exact", "--ctx", "1024", "--parallel", "2")
+    with serving(*options) as server, server.client() as client:
         assert client.get("/props").json()["total_slots"] == 2
         assert {slot["n_ctx"] for slot in client.get("/slots").json()} == {512}
 

@@ -5,7 +5,6 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 import httpx
 
 from dflash_local import Model
-from openai_api import refused
 from server_process import ServerProcess
 
 
@@ -18,21 +17,11 @@ def test_tokens_and_text(client: httpx.Client, model: Model) -> None:
     assert len(plain["tokens"]) > len(told)
     for tokens in ([entry["id"] for entry in told], plain["tokens"]):
         assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": text}
-    assert refused(client, "/detokenize", tokens=[10**6])
-    assert refused(client, "/tokenize", content={"a": 1})
 
 
-def test_pieces_of_a_long_text(client: httpx.Client) -> None:
-    body = {"content": "a b " * 100_000, "with_pieces": True}
-    assert "with_pieces" in refused(client, "/tokenize", **body)["message"]
-    n = len(client.post("/tokenize", json={**body, "with_pieces": False}).json()["tokens"])
-    assert n > 100_000
-
-
-def test_a_text_of_gigabytes_in_the_making_is_refused(client: httpx.Client) -> None:
-    """llama.cpp takes up to a kilobyte for each of these."""
-    assert "in parts" in refused(client, "/tokenize", content=" " * (4 << 20))["message"]
-    assert "in parts" in refused(client, "/tokenize", content=[" " * (1 << 19)] * 3)["message"]
+def test_a_long_text(client: httpx.Client) -> None:
+    answer = client.post("/tokenize", json={"content": "a b " * 100_000, "with_pieces": False})
+    assert len(answer.json()["tokens"]) > 100_000
 
 
 def test_whoever_tokenises_much_delays_no_answer(server: ServerProcess) -> None:

@@ -15,15 +15,11 @@ import httpx
 import pytest
 
 import tiny_coder
+from api_clients import anthropic, of_anthropic, of_ollama, of_openai, ollama, openai
 from dflash_local import Model
 from dflash_local.server.models.source import ModelSource
-from later import Later
 from openai_api import CERTAIN, CHAT, COMPLETIONS, QUESTION, user
 from server_process import EXACT, ServerProcess, serving, until
-
-anthropic = Later("anthropic")
-ollama = Later("ollama")
-openai = Later("openai")
 
 SHORT = {"prompt": "def f(x):", "max_tokens": 1, "temperature": 0}
 UNKNOWN = "no-such-model"
@@ -97,7 +93,7 @@ def test_nothing_is_loaded_until_it_is_asked_for(models: Path, pair: tuple[Path,
 
 
 def test_the_model_that_is_named_answers(several: ServerProcess, model: Model) -> None:
-    api = openai.OpenAI(base_url=f"{several.url}/v1", api_key="any")
+    api = of_openai(several)
     assert {listed.id for listed in api.models.list()} == {"last", "coder", "plain:q8", "broken"}
     own = model.chat(user(QUESTION), max_tokens=CERTAIN, temperature=0).text
     asked: Any = {"messages": user(QUESTION), "max_tokens": CERTAIN, "temperature": 0}
@@ -205,16 +201,13 @@ def test_every_client_is_told_of_no_such_model_in_its_words(
     several: ServerProcess, client: httpx.Client
 ) -> None:
     with pytest.raises(openai.NotFoundError, match="not found"):
-        openai.OpenAI(base_url=f"{several.url}/v1", api_key="any").completions.create(
-            model=UNKNOWN, prompt="a"
-        )
+        of_openai(several).completions.create(model=UNKNOWN, prompt="a")
     with pytest.raises(anthropic.NotFoundError, match="not found") as missing:
-        anthropic.Anthropic(base_url=several.url, api_key="any").messages.create(
-            model=UNKNOWN, max_tokens=1, messages=user("Hi")
-        )
+        asked: Any = {"max_tokens": 1, "messages": user("Hi")}
+        of_anthropic(several).messages.create(model=UNKNOWN, **asked)
     told: Any = missing.value.body
     assert told["error"]["type"] == "not_found_error"
-    api = ollama.Client(host=several.url, trust_env=False)
+    api = of_ollama(several)
     for call in (
         lambda: api.chat(UNKNOWN, messages=user("Hi")),
         lambda: api.generate(UNKNOWN, keep_alive=0),
@@ -234,7 +227,7 @@ def test_every_client_is_told_of_no_such_model_in_its_words(
 def test_a_broken_model_tells_its_own_requests_and_hurts_no_other(
     several: ServerProcess, client: httpx.Client, models: Path
 ) -> None:
-    api = openai.OpenAI(base_url=f"{several.url}/v1", api_key="any", max_retries=0)
+    api = of_openai(several)
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError, match=r"broken\.gguf") as failure:
             api.completions.create(model="broken", prompt="a", stream=stream)
@@ -242,10 +235,9 @@ def test_a_broken_model_tells_its_own_requests_and_hurts_no_other(
         assert "\n" not in failure.value.message
         assert str(models) not in failure.value.message
     with pytest.raises(anthropic.InternalServerError, match=r"broken\.gguf"):
-        anthropic.Anthropic(base_url=several.url, api_key="any", max_retries=0).messages.create(
-            model="broken", max_tokens=1, messages=[{"role": "user", "content": "Hi"}]
-        )
-    asked = ollama.Client(host=several.url, trust_env=False)
+        body: Any = {"max_tokens": 1, "messages": user("Hi")}
+        of_anthropic(several).messages.create(model="broken", **body)
+    asked = of_ollama(several)
     for call in (lambda: asked.generate("broken", "Hi"), lambda: asked.show("broken:latest")):
         with pytest.raises(ollama.ResponseError, match=r"broken\.gguf"):
             call()
@@ -274,7 +266,7 @@ def test_a_model_that_was_mended_is_loaded_at_the_next_request(
 
 
 def test_ollamas_client_lists_loads_and_unloads(several: ServerProcess) -> None:
-    api = ollama.Client(host=several.url, trust_env=False, timeout=120)
+    api = of_ollama(several)
     sizes = {listed.model: listed.size for listed in api.list().models}
     assert list(sizes) == ["last:latest", "coder:latest", "plain:q8", "broken:latest"]
     assert sizes["broken:latest"] == 0 < (sizes["coder:latest"] or 0)
@@ -302,11 +294,13 @@ def test_ollamas_client_lists_loads_and_unloads(several: ServerProcess) -> None:
 
 
 def test_anthropics_client_lists_them(several: ServerProcess) -> None:
-    api = anthropic.Anthropic(base_url=several.url, api_key="any")
+    api = of_anthropic(several)
     assert [listed.id for listed in api.models.list()] == ["last", "coder", "plain:q8", "broken"]
     counted = api.messages.count_tokens(model="coder", messages=[{"role": "user", "content": "Hi"}])
     assert counted.input_tokens > 0
-    assert api.models.retrieve("coder").to_dict()["max_input_tokens"] > 512
+    known = api.models.retrieve("coder")
+    assert (known.type, known.created_at.year > 2025) == ("model", True)
+    assert known.to_dict()["max_input_tokens"] > 512
 
 
 # Coming and going.
@@ -315,7 +309,7 @@ def test_anthropics_client_lists_them(several: ServerProcess) -> None:
 def test_many_first_requests_load_a_model_once(
     several: ServerProcess, client: httpx.Client
 ) -> None:
-    ollama.Client(host=several.url, trust_env=False).generate("last", keep_alive=0)
+    of_ollama(several).generate("last", keep_alive=0)
     until(lambda: states(client)["last"] == "unloaded")
     before = n_loads(several, "last")
     with ThreadPoolExecutor(8) as pool:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 import library_hub
 import tiny_coder
+from api_clients import of_ollama, ollama
 from dflash_local.server.app import create_app
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.models.source import ModelSource
-from later import Later
 from library_hub import NAME
 from server_process import EXACT, ServerProcess, serving
-
-ollama = Later("ollama")
 
 ASKED = {"messages": [{"role": "user", "content": "Write fib."}], "options": {"num_predict": 4}}
 
@@ -29,7 +27,7 @@ def test_a_model_is_pulled_answers_and_is_deleted(tmp_path: Path, server: Server
         library_hub.running() as hub,
         serving(*EXACT, environment=library_hub.environment(hub, tmp_path)) as running,
     ):
-        client = ollama.Client(running.url, trust_env=False)
+        client = of_ollama(running)
         steps = list(client.pull(NAME, stream=True))
         assert steps[-1].status == "success"
         sizes = [(step.completed, step.total) for step in steps if step.total]
@@ -60,7 +58,7 @@ def test_what_fits_the_first_model_is_not_for_those_that_are_pulled(tmp_path: Pa
             "--pooling", "mean", *EXACT, environment=library_hub.environment(hub, tmp_path)
         ) as running,
     ):
-        client = ollama.Client(running.url, trust_env=False)
+        client = of_ollama(running)
         client.pull(NAME)
         assert client.chat(NAME, **ASKED).message.content
 
@@ -81,21 +79,10 @@ def test_what_the_server_was_started_with_stays(client: httpx.Client) -> None:
 def test_a_server_for_other_machines_changes_no_models() -> None:
     pool = ModelPool([ModelSource("m", tiny_coder.pair()[0])], further=lambda *_: 1 / 0)  # type: ignore[arg-type,return-value]
     app = create_app(pool, ServerSettings(host="0.0.0.0", api_keys=("k",)))
-    headers = {"Authorization": "Bearer k"}
-
-    async def ask() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(app=app)
-        address = "http://127.0.0.1"
-        async with httpx.AsyncClient(
-            transport=transport, base_url=address, headers=headers
-        ) as client:
-            return [
-                await client.post("/api/pull", json={"model": "qwen3-8b"}),
-                await client.request("DELETE", "/api/delete", json={"model": "qwen3-8b"}),
-                await client.get("/library"),
-            ]
-
-    pulled, deleted, listed = asyncio.run(ask())
+    client = TestClient(app, "http://127.0.0.1", headers={"Authorization": "Bearer k"})
+    pulled = client.post("/api/pull", json={"model": "qwen3-8b"})
+    deleted = client.request("DELETE", "/api/delete", json={"model": "qwen3-8b"})
+    listed = client.get("/library")
     assert pulled.status_code == deleted.status_code == 403
     assert "dflash-local pull" in pulled.json()["error"]
     assert listed.json()["may_change"] is False

@@ -1,10 +1,9 @@
 """Facts for Ollama's clients about models that are not loaded."""
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import httpx
+from starlette.testclient import TestClient
 
 from dflash_local.server.app import create_app
 from dflash_local.server.http.settings import ServerSettings
@@ -17,13 +16,7 @@ def test_weights_that_are_not_quantised_have_ollama_s_name(tmp_path: Path) -> No
     keys = {"general.file_type": (0, UINT32, None)}
     path = changed(small(tmp_path / "small.gguf"), tmp_path / "f32.gguf", keys=keys)
     app = create_app(ModelPool([ModelSource("m", path)]), ServerSettings())
-
-    async def listed() -> Any:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return (await client.get("/api/tags")).json()
-
-    (model,) = asyncio.run(listed())["models"]
+    (model,) = TestClient(app, "http://localhost").get("/api/tags").json()["models"]
     assert model["details"]["quantization_level"] == "F32"
 
 

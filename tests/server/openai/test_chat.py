@@ -2,22 +2,17 @@
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from pydantic import BaseModel
 
-import tiny_coder
 from dflash_local import Model
-from dflash_local.engine.engine import Engine
 from dflash_local.llama import runtime
 from dflash_local.server.openai.chat import AssistantMessage, PlainMessage, ToolMessage
 from dflash_local.server.openai.responses import FunctionCallOutput, InputMessage
-from gap_rule import equal_by_gap_rule, joint_noise
-from openai_api import CHAT, QUESTION, SAMPLER, ask, post, refused, streamed, user
-from pair_engine import open_engine
+from openai_api import CHAT, QUESTION, SAMPLER, ask, post, streamed, user
 from server_process import ServerProcess
 
 
@@ -48,42 +43,6 @@ def test_an_answer_is_the_model_s_own(
     assert told["choices"][0]["finish_reason"] == own.finish_reason
     assert told["usage"]["completion_tokens"] == len(own.tokens)
     assert told["usage"]["prompt_tokens"] == len(model.chat_prompt(user(QUESTION)))
-
-
-@pytest.mark.slow
-def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> None:
-    """They part only where the target was undecided: by more than that, slots would be mixed up."""
-    questions = [QUESTION, "What is a list?", "Hi", "Explain how to sort " + "a, b, c, " * 30]
-    lengths = [40, 24, 12, 32]
-
-    def bytes_of(question: str, n: int) -> list[tuple[int, ...]]:
-        told = ask(client, question, max_tokens=n, temperature=0, logprobs=True)
-        return [tuple(e["bytes"]) for e in told["choices"][0]["logprobs"]["content"]]
-
-    with ThreadPoolExecutor(len(questions)) as pool:
-        together = list(pool.map(bytes_of, questions, lengths))
-    with (
-        open_engine(path=tiny_coder.pair()[0], n_ctx=1024, n_seq=len(questions)) as engine,
-        Model(Engine(engine.target, None, len(questions))) as plain,
-    ):
-        prompts = [plain.chat_prompt(user(question)) for question in questions]
-        alone = [
-            plain.generate(prompt, max_tokens=n, logprobs=2)
-            for prompt, n in zip(prompts, lengths, strict=True)
-        ]
-        plain.forget()
-        piece = engine.target.vocabulary.piece
-        for own, told in zip(alone, together, strict=True):
-            expected = [tuple(piece(token)) for token in own.tokens if piece(token)]
-            ids = {text: n for n, text in enumerate({*expected, *told})}
-            equal_by_gap_rule(
-                [ids[text] for text in expected],
-                own.logprobs,
-                [ids[text] for text in told],
-                lambda: joint_noise(
-                    engine.target, prompts, [a.tokens for a in alone], [8, 8, 8, 8]
-                ),
-            )
 
 
 def test_the_usage_of_a_stream_comes_in_a_chunk_without_choices(client: httpx.Client) -> None:
@@ -164,37 +123,31 @@ def test_logprobs_are_the_model_s(client: httpx.Client, model: Model) -> None:
         assert [lp for _, lp in tops] == pytest.approx([lp for _, lp in expected.top], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"response_format": {"type": "json_object", "schema": {"const": {"a": [1]}}}},
-        {"json_schema": {"const": {"a": [1]}}},
-        {"grammar": 'root ::= "{\\"a\\": [1]}"'},
-    ],
-)
-def test_llama_server_s_ways_to_bind_an_answer(client: httpx.Client, body: dict[str, Any]) -> None:
-    assert json.loads(content(ask(client, max_tokens=96, temperature=0, **body))) == {"a": [1]}
+A_LIST = ('{"a": [1]}',)
+WAYS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"json": {"const": {"a": [1]}}}, A_LIST),
+    ({"json": '{"const": 7}'}, ("7",)),
+    ({"choice": ["left/right", 'up"down']}, ("left/right", 'up"down')),
+    ({"regex": "^a/[0-1]\\/b$"}, ("a/0/b", "a/1/b")),
+    ({"grammar": 'root ::= "yes"'}, ("yes",)),
+    ({"grammar": 'start: "no"'}, ("no",)),
+]
+"""vLLM's, in its newer form."""
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("older", [False, True], ids=["structured_outputs", "guided_..."])
 @pytest.mark.parametrize(
-    ("bound", "expected"),
+    ("body", "expected"),
     [
-        ({"json": {"const": {"a": [1]}}}, ('{"a": [1]}',)),
-        ({"json": '{"const": 7}'}, ("7",)),
-        ({"choice": ["left/right", 'up"down']}, ("left/right", 'up"down')),
-        ({"regex": "^a/[0-1]\\/b$"}, ("a/0/b", "a/1/b")),
-        ({"grammar": 'root ::= "yes"'}, ("yes",)),
-        ({"grammar": 'start: "no"'}, ("no",)),
+        *(({"structured_outputs": way}, found) for way, found in WAYS),
+        *(({f"guided_{name}": way[name] for name in way}, found) for way, found in WAYS),
+        ({"response_format": {"type": "json_object", "schema": {"const": {"a": [1]}}}}, A_LIST),
+        ({"json_schema": {"const": {"a": [1]}}}, A_LIST),
+        ({"grammar": 'root ::= "{\\"a\\": [1]}"'}, A_LIST),
     ],
 )
-def test_vllm_s_ways_to_bind_an_answer(
-    client: httpx.Client, bound: dict[str, Any], expected: tuple[str, ...], older: bool
+def test_vllm_s_and_llama_server_s_ways_to_bind_an_answer(
+    client: httpx.Client, body: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    body = {"structured_outputs": bound}
-    if older:
-        body = {f"guided_{name}": value for name, value in bound.items()}
     assert content(ask(client, max_tokens=96, temperature=0, **body)) in expected
 
 
@@ -327,35 +280,11 @@ def test_a_last_message_may_be_complete(client: httpx.Client) -> None:
     assert after == whole + head
 
 
-@pytest.mark.parametrize(
-    ("messages", "flags", "words"),
-    [
-        ([*user("a"), BEGUN], {"add_generation_prompt": True}, "contradict"),
-        (user("a"), {}, "last message of the assistant"),
-        ([BEGUN], {}, "after one of the user"),
-    ],
-)
-@pytest.mark.parametrize("path", [CHAT, "/apply-template"])
-def test_flags_that_contradict_each_other(
-    client: httpx.Client, path: str, messages: Any, flags: dict[str, Any], words: str
-) -> None:
-    error = refused(client, path, messages=messages, continue_final_message=True, **flags)
-    assert error["param"] == "continue_final_message" and words in error["message"]
-
-
-def test_one_message_alone_begins_an_answer(client: httpx.Client) -> None:
+def test_who_says_whether_to_go_on_may_end_with_two_messages(client: httpx.Client) -> None:
     messages = [*user(QUESTION), BEGUN, BEGUN]
-    assert "both of the assistant" in refused(client, CHAT, messages=messages)["message"]
     for flag in (True, False):
         told = prompt_of(client, messages=messages, continue_final_message=flag)
         assert told.count(BEGUN["content"]) == 2
-
-
-def test_only_free_text_can_be_begun(client: httpx.Client) -> None:
-    bound = {"messages": [*user("a"), BEGUN], "response_format": {"type": "json_object"}}
-    assert "free text" in refused(client, CHAT, **bound)["message"]
-    thought = {**BEGUN, "reasoning_content": "Hm."}
-    assert "reasoning" in refused(client, CHAT, messages=[*user("a"), thought])["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
@@ -398,59 +327,6 @@ def test_thoughts_end_after_their_budget(tool_client: httpx.Client) -> None:
     assert longer == said()[0] and longer.startswith(thoughts) and len(longer) > len(thoughts)
     message, after = said(reasoning_budget_tokens=1, reasoning_budget_message="enough")
     assert message == f"{thoughts}enough" and after
-    refused(tool_client, CHAT, messages=user("a"), reasoning_budget_tokens=-2)
-
-
-REGEX = {"structured_outputs": {"regex": "a"}}
-
-
-def parts(*given: dict[str, Any]) -> dict[str, Any]:
-    return {"messages": [*user("a"), {"role": "user", "content": list(given)}]}
-
-
-@pytest.mark.one_in(31)
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"messages": []}, "messages", "at least 1"),
-        ({"messages": "hi"}, "messages", "list"),
-        ({"messages": None}, "messages", "list"),
-        ({"messages": [{"role": 3, "content": "a"}]}, "messages[0].role", "string"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
-        (parts({"type": "image_url"}), "messages[1].content[0].image_url", "required"),
-        (parts({"type": "input_audio"}), "messages[1].content[0]", "input_audio"),
-        ({"max_completion_tokens": 1.5}, "max_completion_tokens", "integer"),
-        ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
-        ({"logprobs": 3}, "logprobs", "boolean"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
-        ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
-        ({"functions": [{"name": "f"}]}, "functions", "tools"),
-        ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
-        ({"modalities": ["text", "audio"]}, "modalities", "text"),
-        ({"tool_choice": "required"}, "tool_choice", "tools"),
-        ({"mirostat": 2}, "mirostat", "no such setting"),
-        ({"min_tokens": -4}, "min_tokens", "0"),
-        ({"stop_token_ids": ["3"]}, "stop_token_ids[0]", "integer"),
-        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
-        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "boolean"),
-        ({"typical_p": 2.0}, "typical_p", "1"),
-        ({"n_probs": 101}, "n_probs", "100"),
-        ({"guided_choice": []}, "choice", "1"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "both"),
-        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.struc", "None"),
-        ({**REGEX, "response_format": {"type": "json_object"}}, "structured_outputs", "give one"),
-        ({"tools": [{"type": "custom"}]}, "tools[0]", "custom"),
-    ],
-)
-def test_what_is_refused(
-    client: httpx.Client, body: dict[str, Any], param: str, words: str
-) -> None:
-    error = refused(client, CHAT, **{"messages": user("hi"), **body})
-    assert error["param"].startswith(param)
-    assert words in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -467,23 +343,3 @@ def test_content_of_no_parts_is_an_empty_text(
     kind: type[BaseModel], given: dict[str, Any], field: str
 ) -> None:
     assert getattr(kind.model_validate({**given, field: []}), field) == ""
-
-
-def test_a_schema_that_is_none_is_refused(client: httpx.Client) -> None:
-    given = {"name": "x", "schema": {"type": "no such type"}}
-    body = {"response_format": {"type": "json_schema", "json_schema": given}}
-    assert "json_schema" in refused(client, CHAT, messages=user("hi"), **body)["message"]
-
-
-def test_a_call_that_the_model_cannot_make_is_refused(client: httpx.Client) -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    error = refused(client, CHAT, messages=user("hi"), tools=tools, tool_choice="required")
-    assert error["param"] == "tool_choice"
-    assert "no tool calls" in error["message"]
-
-
-def test_what_is_wrong_with_a_stream_is_told_before_it_begins(client: httpx.Client) -> None:
-    error = refused(
-        client, CHAT, messages=user("hi"), stream=True, grammar="no grammar", max_tokens=4
-    )
-    assert "grammar" in error["message"]

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from dflash_local import Model
-from openai_api import COMPLETIONS, post, refused, streamed
+from openai_api import COMPLETIONS, post, streamed
 
 PROMPT = "def fibonacci(n):\n"
 SURE = ["a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12", "import numpy as np\nimport pandas as"]
@@ -133,35 +133,6 @@ def test_an_answer_may_be_bound(client: httpx.Client) -> None:
     given = {"type": "json_schema", "json_schema": {"schema": {"enum": [[1, 2]]}}}
     told = complete(client, response_format=given, max_tokens=64)
     assert json.loads(text(told)) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"prompt": []}, "prompt", "at least 1"),
-        ({"prompt": 3}, "prompt", "string"),
-        ({"prompt": ["a", 3]}, "prompt[1]", "string"),
-        ({"prompt": [1, "a"]}, "prompt[1]", "integer"),
-        ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]", "integer"),
-        ({"prompt": [-1]}, "prompt[0]", "greater"),
-        ({"prompt": [10**6]}, None, "1000000"),
-        ({"prompt": ""}, None, "empty"),
-        ({"logprobs": 6}, "logprobs", "5"),
-        ({"logprobs": True}, "logprobs", "integer"),
-        ({"echo": True, "logprobs": 1, "stream": True}, "logprobs", "echo"),
-        ({"min_tokens": 9, "max_tokens": 4}, None, "min_tokens is 9"),
-        ({"min_tokens": 1, "structured_outputs": {"regex": "a"}}, None, "grammar"),
-        ({"echo": True, "suffix": "a"}, "echo", "suffix"),
-        ({"best_of": 3}, "best_of", "not ranked"),
-        ({"n": 16, "prompt": ["a", "b", "c"]}, "n", "48 answers"),
-    ],
-)
-def test_what_is_refused(
-    client: httpx.Client, body: dict[str, Any], param: str | None, words: str
-) -> None:
-    error = refused(client, COMPLETIONS, **{"prompt": PROMPT, **body})
-    assert error["param"] == param
-    assert words in error["message"]
 
 
 def test_a_prompt_s_own_log_probabilities(client: httpx.Client, model: Model) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_local.result import Chunk, Piece
 from dflash_local.server.openai.chat import DraftDetail
-from openai_api import CHAT, QUESTION, ask, refused, streamed, user
+from openai_api import CHAT, QUESTION, ask, streamed, user
 
 NON_ASCII = "root ::= [äöüßéñ€日本語한국🙂😀]{14}"
 
@@ -103,16 +103,3 @@ def test_reasoning_has_pieces_too(tool_client: httpx.Client) -> None:
 def test_nobody_is_told_who_does_not_ask(client: httpx.Client) -> None:
     found = streamed(client, CHAT, messages=user(QUESTION), max_tokens=4)
     assert not any("draft_detail" in chunk for chunk in found)
-
-
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({"draft_detail": True}, "stream"),
-        ({"draft_detail": 1, "stream": True}, "draft_detail"),
-        *(({"draft_width": value}, "draft_width") for value in (-1, 2.5, True, "wide")),
-        ({"draft_width": 1000}, "at most 16"),
-    ],
-)
-def test_what_is_refused(client: httpx.Client, body: dict[str, Any], named: str) -> None:
-    assert named in refused(client, CHAT, messages=user(QUESTION), **body)["message"]

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-import pytest
 from pydantic import BaseModel, Field
 
+from api_clients import openai
 from chat_models import NOW, WEATHER
-from guarded_server import KEYS
-from later import Later
 from openai_api import CERTAIN, QUESTION, user
-from server_process import ServerProcess
-
-openai = Later("openai")
 
 MODEL = "any-name"
 
@@ -34,16 +28,6 @@ def test_a_chat(sdk: openai.OpenAI) -> None:
     assert told.usage.prompt_tokens_details.cached_tokens is not None
     assert told.system_fingerprint is not None
     assert told.model_extra["timings"]["draft_n"] > 0
-
-
-def test_a_stream(sdk: openai.OpenAI) -> None:
-    whole = ask(sdk, max_tokens=CERTAIN)
-    usage = {"include_usage": True}
-    *parts, last = ask(sdk, max_tokens=CERTAIN, stream=True, stream_options=usage)
-    assert last.choices == []
-    assert last.usage.completion_tokens == CERTAIN
-    told = "".join(part.choices[0].delta.content or "" for part in parts)
-    assert told == whole.choices[0].message.content
 
 
 def test_the_sdk_s_own_reading_of_a_stream(sdk: openai.OpenAI) -> None:
@@ -101,58 +85,3 @@ def test_a_stream_of_tools(tool_sdk: openai.OpenAI) -> None:
     [call] = final.choices[0].message.tool_calls or []
     assert call.function.arguments == done.arguments
     assert "city" in json.loads(done.arguments)
-
-
-def test_completions(sdk: openai.OpenAI) -> None:
-    options: dict[str, Any] = {"model": MODEL, "max_tokens": CERTAIN, "temperature": 0}
-    prompts = ["a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12", "import"]
-    told = sdk.completions.create(prompt=prompts, logprobs=2, **options)
-    assert [choice.index for choice in told.choices] == [0, 1]
-    assert len(told.choices[0].logprobs.tokens or []) == CERTAIN
-    chunks = list(sdk.completions.create(prompt=prompts[0], stream=True, **options))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == told.choices[0].text
-    between = sdk.completions.create(prompt="def f(x):\n", suffix="\n    return y", **options)
-    assert between.choices[0].text
-
-
-def test_models(sdk: openai.OpenAI) -> None:
-    [served] = sdk.models.list().data
-    assert sdk.models.retrieve(served.id) == served
-    with pytest.raises(openai.NotFoundError):
-        sdk.models.retrieve("another")
-
-
-def test_bad_requests_are_exceptions_of_their_kind(sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as bad:
-        ask(sdk, temperature=-1)
-    assert bad.value.param == "temperature"
-    assert bad.value.type == "invalid_request_error"
-    with pytest.raises(openai.BadRequestError) as long:
-        ask(sdk, "a b c d " * 100_000)
-    assert long.value.code == "context_length_exceeded"
-    with pytest.raises(openai.NotFoundError):
-        sdk.files.list()
-
-
-@pytest.mark.slow
-def test_a_key_and_a_full_queue(sdk: openai.OpenAI, guarded: ServerProcess) -> None:
-    there = f"{guarded.url}/v1"
-    with pytest.raises(openai.AuthenticationError):
-        sdk.with_options(base_url=there, api_key="wrong").models.list()
-    sdk = sdk.with_options(base_url=there, api_key=KEYS[0])
-
-    def told() -> openai.APIStatusError:
-        with pytest.raises(openai.APIStatusError) as refused:
-            ask(sdk, "Hi", max_tokens=1)
-        return refused.value
-
-    endless = {"stream": True, "extra_body": {"ignore_eos": True}}
-    with ThreadPoolExecutor() as pool, ask(sdk, "Count", **endless) as stream:
-        next(iter(stream))
-        asked = [pool.submit(told) for _ in range(2)]  # one may wait, but not long
-        full, late = sorted((each.result() for each in asked), key=lambda e: e.status_code)
-    assert isinstance(full, openai.RateLimitError)
-    assert full.code == "queue_full"
-    assert int(full.response.headers["retry-after"]) >= 1
-    assert isinstance(late, openai.InternalServerError)
-    assert late.code == "queue_timeout"
