@@ -47,11 +47,6 @@ def sort(a):
 2 * 3 * 4 and snake_case_name, ***both***, ~~gone~~, \\*kept\\*
 """
 
-TASKS = """- [x] done *well*
-- [ ] to do
-- plain
-"""
-
 FORMULAS = r"""It is $x^2$, \(a_1\) or $5 and $10, `$c$` and \\(d\\).
 \[
 x
@@ -98,6 +93,27 @@ RENDERED = (
     "<p>2 * 3 * 4 and snake_case_name, <em><strong>both</strong></em>, <del>gone</del>, "
     "*kept*</p>"
 )
+
+LINK = '<a href="mailto:i@j.k" target="_blank" rel="noopener noreferrer nofollow">i@j.k</a>'
+BOX = '<input type="checkbox" disabled="" aria-label="{}"{}>'
+SHOWN = {
+    DOCUMENT: RENDERED,
+    # Blocks within blocks.
+    "1. one\n\n   ```py\n   a\n\n     b\n   ```\n2. > two  \n   > *lines*\n": (
+        '<ol start="1"><li><p>one</p>' + CODE.format("py", "a\n\n  b") + "</li>"
+        "<li><blockquote><p>two<br><em>lines</em></p></blockquote></li></ol>"
+    ),
+    # Tasks have boxes.
+    "- [x] done *well*\n- [ ] to do\n- plain\n": (
+        '<ul><li class="task"><p>' + BOX.format("done", ' checked=""') + " done <em>well</em></p>"
+        '</li><li class="task"><p>' + BOX.format("to do", "") + " to do</p></li>"
+        "<li><p>plain</p></li></ul>"
+    ),
+    # Links that lead elsewhere are shown as written.
+    "[*a* b](c.md) [d] [e][f] ![g](h.png) <i@j.k>": (
+        f"<p>[<em>a</em> b](c.md) [d] [e][f] ![g](h.png) {LINK}</p>"
+    ),
+}
 
 # The document as it is shown when its pieces come one by one, and all at once.
 SHOW = """async (pieces) => {
@@ -157,30 +173,9 @@ def test_the_policy_would_stop_what_gets_through(visit: Visit) -> None:
     visit.evaluate("violations.length = 0")
 
 
-def test_a_document(visit: Visit) -> None:
-    slowly, at_once = visit.evaluate(SHOW, list(DOCUMENT))
-    assert at_once == RENDERED
-    assert slowly == RENDERED
-
-
-def test_blocks_within_blocks(visit: Visit) -> None:
-    text = "1. one\n\n   ```py\n   a\n\n     b\n   ```\n2. > two  \n   > *lines*\n"
-    slowly, at_once = visit.evaluate(SHOW, list(text))
-    assert slowly == at_once
-    assert at_once == (
-        '<ol start="1"><li><p>one</p>' + CODE.format("py", "a\n\n  b") + "</li>"
-        "<li><blockquote><p>two<br><em>lines</em></p></blockquote></li></ol>"
-    )
-
-
-def test_tasks_have_boxes(visit: Visit) -> None:
-    slowly, at_once = visit.evaluate(SHOW, list(TASKS))
-    assert slowly == at_once
-    assert at_once == (
-        '<ul><li class="task"><p><input type="checkbox" disabled="" aria-label="done" checked=""> '
-        'done <em>well</em></p></li><li class="task"><p><input type="checkbox" disabled="" '
-        'aria-label="to do"> to do</p></li><li><p>plain</p></li></ul>'
-    )
+def test_a_text_is_shown_as_it_is_meant(visit: Visit) -> None:
+    for text, expected in SHOWN.items():
+        assert visit.evaluate(SHOW, list(text)) == [expected, expected]
 
 
 def test_columns_are_aligned_as_they_say(visit: Visit) -> None:
@@ -242,12 +237,6 @@ def test_code_has_colors_and_keeps_its_tints(visit: Visit) -> None:
     assert code.locator(".draft").count() > 0
     shown = set(code.locator("span").evaluate_all("(spans) => spans.map((s) => s.className)"))
     assert {"draft", "hljs-keyword"} <= shown
-
-
-def test_links_that_lead_elsewhere_are_shown_as_written(visit: Visit) -> None:
-    _, shown = visit.evaluate(SHOW, ["[*a* b](c.md) [d] [e][f] ![g](h.png) <i@j.k>"])
-    link = '<a href="mailto:i@j.k" target="_blank" rel="noopener noreferrer nofollow">i@j.k</a>'
-    assert shown == f"<p>[<em>a</em> b](c.md) [d] [e][f] ![g](h.png) {link}</p>"
 
 
 def test_a_row_has_the_columns_of_its_table(visit: Visit) -> None:

@@ -285,13 +285,16 @@ def test_any_mixture_of_marks_is_read_the_same_in_pieces(
     assert finished == set(range(len(finished)))
 
 
-@settings(max_examples=30)
-@given(st.dictionaries(st.text(), st.recursive(
+TEXT = st.text(max_size=8)
+
+
+@settings(max_examples=25)
+@given(st.dictionaries(TEXT, st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
-)))  # fmt: skip
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=4,
+), max_size=4))  # fmt: skip
 def test_arguments_arrive_as_they_were_written(arguments: dict[str, object]) -> None:
     text = json.dumps(arguments)
     for dialect, answer in (

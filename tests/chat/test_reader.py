@@ -2,29 +2,41 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
 
+import mini_pair
 from chat_models import HELLO, NOW, WEATHER, template, with_template
 from dflash_local import InputError, Model, Result, load
 from dflash_local.chat.tool import Tool
 
 
-@pytest.fixture(scope="module", params=["qwen3", "harmony"])
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def speaker(
-    family: str, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Model]:
-    path = tmp_path_factory.mktemp("families") / f"{family}.gguf"
-    with load(with_template(pair[0], path, family), n_ctx=1024, n_threads=1, quiet=True) as model:
-        yield model
+def speakers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Model]]:
+    """Gives the mini target with the template of a family."""
+    folder = tmp_path_factory.mktemp("families")
+    with ExitStack() as stack:
+
+        @cache
+        def opened(family: str) -> Model:
+            path = with_template(mini_pair.pair()[0], folder / f"{family}.gguf", family)
+            return stack.enter_context(load(path, n_ctx=1024, n_threads=1, quiet=True))
+
+        yield opened
+
+
+@pytest.fixture(params=["qwen3", "harmony"])
+def speaker(request: pytest.FixtureRequest, speakers: Callable[[str], Model]) -> Model:
+    return speakers(request.param)
+
+
+@pytest.fixture
+def qwen3(speakers: Callable[[str], Model]) -> Model:
+    return speakers("qwen3")
 
 
 def same_shape(result: Result) -> dict[str, Any]:
@@ -67,11 +79,9 @@ def test_a_stream_has_what_the_whole_answer_has(speaker: Model) -> None:
     assert same_shape(asyncio.run(later())) == same_shape(whole)
 
 
-def test_reasoning_is_apart_from_the_answer(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    target = with_template(pair[0], tmp_path / "qwen3.gguf", "qwen3")
+def test_reasoning_is_apart_from_the_answer(qwen3: Model) -> None:
     grammar = 'root ::= "<think>I add them.</think>def add(a, b):"'
-    with load(target, n_ctx=256, n_threads=1, quiet=True) as model:
-        result = model.chat(HELLO, grammar=grammar, max_tokens=64)
+    result = qwen3.chat(HELLO, grammar=grammar, max_tokens=64)
     assert (result.content, result.reasoning) == ("def add(a, b):", "I add them.")
     assert result.message["reasoning_content"] == "I add them."
 
@@ -91,20 +101,18 @@ def test_a_model_without_calls_cannot_be_made_to_call(model: Model) -> None:
 
 @pytest.mark.parametrize("likely", ["{", "<tool_call>"])
 def test_with_tools_and_a_schema_the_answer_is_a_call_or_of_the_schema(
-    pair: tuple[Path, Path], tmp_path: Path, likely: str
+    qwen3: Model, likely: str
 ) -> None:
-    target = with_template(pair[0], tmp_path / "qwen3.gguf", "qwen3")
-    with load(target, n_ctx=1024, n_threads=1, quiet=True) as model:
-        result = model.chat(
-            HELLO,
-            tools=[NOW],
-            json_schema={"const": {"a": 1}},
-            # The tiny model would do neither.
-            logit_bias={model.tokenize(likely)[0]: 30},
-            chat_template_kwargs={"enable_thinking": False},
-            max_tokens=200,
-            temperature=0,
-        )
+    result = qwen3.chat(
+        HELLO,
+        tools=[NOW],
+        json_schema={"const": {"a": 1}},
+        # The model would do neither.
+        logit_bias={qwen3.tokenize(likely)[0]: 30},
+        chat_template_kwargs={"enable_thinking": False},
+        max_tokens=200,
+        temperature=0,
+    )
     if likely == "{":
         assert json.loads(result.content or "") == {"a": 1}
     else:
@@ -144,13 +152,14 @@ def test_thoughts_end_after_their_budget(speaker: Model) -> None:
         speaker.chat(HELLO, reasoning_budget=-2)
 
 
-def test_what_binds_an_answer_leaves_its_thoughts_their_budget(pair: tuple[Path, Path]) -> None:
+def test_what_binds_an_answer_leaves_its_thoughts_their_budget() -> None:
     """A schema binds what follows the thoughts, which the prompt has begun here; their end is not
     forced into a text that a grammar binds from its beginning on."""
     begun = template("qwen3").replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
     options: dict[str, Any] = {"max_tokens": 160, "temperature": 0, "reasoning_budget": 4}
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
-    with load(pair[0], chat_template=begun, n_ctx=512, n_threads=1, quiet=True) as model:
+    target = mini_pair.pair()[0]
+    with load(target, chat_template=begun, n_ctx=512, n_threads=1, quiet=True) as model:
         assert model.thinking_open(model.chat_prompt(HELLO))
         told = model.chat(HELLO, json_schema=schema, **options)
         assert told.reasoning and json.loads(told.content or "")["n"] in (1, 2)

@@ -6,15 +6,21 @@ from typing import Any
 
 import pytest
 
-import tiny_coder
+import mini_pair
 from command_line import refused, run_here
 from lab.shapes.writer import write_pair
 from mini_shapes import HYBRID, HYBRID_HEADS
 
-TARGET, DRAFTER = map(str, tiny_coder.pair())
 ALONE = ("--threads", "1", "--gpu-layers", "0")
 ON_CPU = (*ALONE, "--draft-shape", "chain,tree")
 FEW = ("--max-tokens", "10", "--limit", "1", *ON_CPU)
+
+
+@pytest.fixture(autouse=True)
+def small_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is measured where no other is named."""
+    for name, path in zip(("TARGET", "DRAFT"), mini_pair.pair(), strict=True):
+        monkeypatch.setenv(f"DFLASH_LOCAL_{name}", str(path))
 
 
 def told(*arguments: str) -> Any:
@@ -44,7 +50,7 @@ def test_json_is_one_object_with_all_that_was_asked_for(tmp_path: Path) -> None:
     assert ways == ["chain auto", "tree auto", "chain 4", "tree 4", "tree 32"]  # beyond a block
     machine = found["machine"]
     assert machine["devices"] and (machine["n_threads"], machine["block_size"]) == (1, 16)
-    assert machine["target"].startswith("tiny-coder") and machine["kv_type"] == "f16"
+    assert machine["target"] == "target-Q8_0.gguf" and machine["kv_type"] == "f16"
     assert {row["temperature"] for row in found["rows"]} == {0.0, 0.5}
     assert sum(row["n_differing"] for row in found["rows"] if row["shape"] == "chain") == 0
     assert found["n_beyond_rounding"] == 0
@@ -90,7 +96,7 @@ def test_requests_at_once_are_measured_too() -> None:
 
 
 def test_a_target_alone_is_decoded_plainly() -> None:
-    found = told(*FEW, "--target", TARGET, "--category", "chat", "--temps", "0")
+    found = told(*FEW, "--target", str(mini_pair.pair()[0]), "--category", "chat", "--temps", "0")
     assert [row["drafted"] for row in found["rows"]] == [None]
 
 

@@ -16,6 +16,11 @@ from hybrid import write_hybrid
 from small_model import write_small
 
 
+@pytest.fixture(autouse=True)
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "N_TOKENS", 16)
+
+
 def test_the_shipped_pair_is_well() -> None:
     done = run_here("doctor")
     assert done.returncode == 0, done.stdout
@@ -27,10 +32,7 @@ def test_the_shipped_pair_is_well() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_model_and_heads_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trial, "N_TOKENS", 12)
+def test_a_small_model_and_heads_are_told_apart(tmp_path: Path) -> None:
     target = tiny_coder.pair()[0]
     small = write_small(tmp_path / "small.gguf")
     with_head = write_hybrid(tmp_path / "head.gguf", "qwen35", target, head=0.0)

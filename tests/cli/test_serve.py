@@ -103,19 +103,6 @@ def test_a_file_of_keys_that_others_may_read_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "files", [["--target", TARGET, "--draft", DRAFTER], ["--model", f"pair={TARGET},{DRAFTER}"]]
-)
-def test_a_time_to_calibrate_that_is_none(files: list[str]) -> None:
-    line = refused(
-        *("--port", "0", *files),
-        DFLASH_LOCAL_CALIBRATION_S="0",
-        DFLASH_LOCAL_TARGET="other.gguf",  # that of other commands
-        DFLASH_LOCAL_DRAFT="others.gguf",
-    )
-    assert "DFLASH_LOCAL_CALIBRATION_S is '0'; expected seconds above 0" in line
-
-
-@pytest.mark.parametrize(
     "typed", [["--target", TARGET, "--draft", DRAFTER], ["--model", f"pair={TARGET},{DRAFTER}"]]
 )
 def test_what_is_typed_takes_the_place_of_the_settings_one_model_or_several(
@@ -124,12 +111,14 @@ def test_what_is_typed_takes_the_place_of_the_settings_one_model_or_several(
     line = refused(
         *("--port", "0", *typed),
         DFLASH_LOCAL_CALIBRATION_S="0",
+        DFLASH_LOCAL_TARGET="other.gguf",
+        DFLASH_LOCAL_DRAFT="others.gguf",
         DFLASH_LOCAL_MODEL=f"other={TARGET}",
         DFLASH_LOCAL_ALIAS="settled",
         DFLASH_LOCAL_EMBEDDING_MODEL="" if typed[0] == "--target" else "gone.gguf",
         DFLASH_LOCAL_CHAT_TEMPLATE="chatml",
     )
-    assert "DFLASH_LOCAL_CALIBRATION_S is '0'" in line
+    assert "DFLASH_LOCAL_CALIBRATION_S is '0'; expected seconds above 0" in line
 
 
 def test_a_folder_that_cannot_be_made() -> None:

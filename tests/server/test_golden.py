@@ -45,6 +45,7 @@ THOUGHT = {"grammar": r'root ::= "<think>\nOh\n</think>\n\n2"'}
 CALL = {"tool_choice": {"type": "function", "function": {"name": "go"}}}
 WORD = {"type": "json_schema", "json_schema": {"name": "word", "schema": {"const": "two"}}}
 TOOL = {"name": "go", "input_schema": SCHEMA}
+RESPONSES_TOOL = {"type": "function", **PLACE["function"]}
 THINKING = {"thinking": {"type": "adaptive"}, "max_tokens": 100}
 FIXED = {"top_k": 1, "seed": 0, "cache_prompt": False}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,12 +64,14 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"prompt": COUNT, "max_tokens": 2, "logprobs": 1, **USAGE},
     ),
     "messages": ("/v1/messages", {**GO, **THINKING, "tools": [TOOL], **BOUND}),
+    "responses": ("/v1/responses", {"input": QUESTION, "max_output_tokens": 4}),
+    "responses_parts": ("/v1/responses", {"input": "Go", "tools": [RESPONSES_TOOL], **BOUND}),
     "ollama_chat": ("/api/chat", {**GO, "tools": [PLACE], "options": {**FIXED, **BOUND}}),
 }
 PING = 'event: ping\ndata: {"type":"ping"}\n\n'
 _REPLACED = (
-    (re.compile(r'"id":"(chatcmpl|cmpl|call|msg)[-_][0-9a-f]{24}"'), r'"id":"<id>"'),
-    (re.compile(r'"created":[0-9]+'), '"created":<time>'),
+    (re.compile(r'(?<=id":")(chatcmpl|cmpl|call|msg|resp|rs|fc)[-_][0-9a-f]{24,}'), "<id>"),
+    (re.compile(r'"(created|created_at|completed_at)":[0-9]+'), r'"\1":<time>'),
     (re.compile(r'"created_at":"[^"]*"'), '"created_at":"<time>"'),
     (re.compile(r'(?<=_duration":)[0-9]+'), "<number>"),
     (
@@ -88,7 +91,6 @@ def replaced(text: str) -> str:
     return _TIMINGS.sub(lambda found: re.sub(r"(?<=:)[0-9]+", "<number>", found[0]), text)
 
 
-@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_stream_is_what_the_file_has(tool_client: httpx.Client, name: str) -> None:
     path, body = REQUESTS[name]

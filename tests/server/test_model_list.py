@@ -24,14 +24,6 @@ def test_another_model_is_not_found(client: httpx.Client, name: str) -> None:
     assert len(told["message"]) < 400
 
 
-def test_the_model_may_have_any_name(client: httpx.Client) -> None:
-    for name in ("gpt-4o", "", "no such model"):
-        body = {"model": name, "prompt": "def f(", "max_tokens": 1}
-        answer = client.post("/v1/completions", json=body)
-        assert answer.status_code == 200
-        assert answer.json()["model"] == "tiny-coder-q8_0"
-
-
 def test_props_tell_what_is_served(client: httpx.Client) -> None:
     props = client.get("/props").json()
     assert props["total_slots"] == 4

@@ -72,18 +72,6 @@ def test_a_drawn_answer_is_the_model_s_own(sdk: anthropic.Anthropic, model: Mode
     assert told.model_extra["timings"]["draft_n"] > 0
 
 
-def test_a_stream_is_the_whole_answer_in_events(sdk: anthropic.Anthropic) -> None:
-    whole = ask(sdk)
-    with sdk.messages.stream(
-        model="any-name", max_tokens=CERTAIN, messages=user(QUESTION), extra_body=GREEDY
-    ) as stream:
-        pieces = list(stream.text_stream)
-        final = stream.get_final_message()
-    assert "".join(pieces) == text(final) == text(whole)
-    assert final.stop_reason == whole.stop_reason == "max_tokens"
-    assert final.usage == whole.usage
-
-
 def test_a_stop_sequence_is_named(sdk: anthropic.Anthropic) -> None:
     bound = {"grammar": 'root ::= "one END two"'}
     # More tokens than the context holds, as agents allow.

@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from server_process import EXACT, ServerProcess, serving, until
 
 SHORT = {"prompt": "def f(x):", "max_tokens": 1, "temperature": 0}
 UNKNOWN = "no-such-model"
+NAMES = ["last", "coder", "plain:q8", "broken"]
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +49,17 @@ def models(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-@contextmanager
-def serving_all(models: Path, pair: tuple[Path, Path]) -> Iterator[ServerProcess]:
-    """A new server of these models, and of one more."""
-    last = f"last={pair[0]},{pair[1]}"
-    arguments = (*EXACT[:-2], "--models", str(models / "models.toml"), "--model", last)
-    with serving(*arguments, "--keep-alive", "-1") as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def several(models: Path, pair: tuple[Path, Path]) -> Iterator[ServerProcess]:
-    with serving_all(models, pair) as running:
+    """A server of these models, and of one more. Nothing is loaded until it is asked for."""
+    last = f"last={pair[0]},{pair[1]}"
+    arguments = (*EXACT[:-2], "--models", str(models / "models.toml"), "--model", last)
+    with serving(*arguments, "--keep-alive", "-1") as running, running.client() as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert states(client) == dict.fromkeys(NAMES, "unloaded")
+        assert client.get("/slots").json() == []
+        assert "serving last, coder, plain:q8, broken at" in running.wait_for("^serving").string
+        assert not any(line.startswith("loading") for line in running.log)
         yield running
 
 
@@ -82,19 +81,9 @@ def n_loads(server: ServerProcess, name: str) -> int:
 # By name.
 
 
-def test_nothing_is_loaded_until_it_is_asked_for(models: Path, pair: tuple[Path, Path]) -> None:
-    names = ["last", "coder", "plain:q8", "broken"]
-    with serving_all(models, pair) as server, server.client() as client:
-        assert client.get("/health").json() == {"status": "ok"}
-        assert states(client) == dict.fromkeys(names, "unloaded")
-        assert client.get("/slots").json() == []
-        assert "serving last, coder, plain:q8, broken at" in server.wait_for("^serving").string
-        assert not any(line.startswith("loading") for line in server.log)
-
-
 def test_the_model_that_is_named_answers(several: ServerProcess, model: Model) -> None:
     api = of_openai(several)
-    assert {listed.id for listed in api.models.list()} == {"last", "coder", "plain:q8", "broken"}
+    assert [listed.id for listed in api.models.list()] == NAMES
     own = model.chat(user(QUESTION), max_tokens=CERTAIN, temperature=0).text
     asked: Any = {"messages": user(QUESTION), "max_tokens": CERTAIN, "temperature": 0}
     for name, drafts in (("coder", True), ("plain:q8", False)):
@@ -295,7 +284,7 @@ def test_ollamas_client_lists_loads_and_unloads(several: ServerProcess) -> None:
 
 def test_anthropics_client_lists_them(several: ServerProcess) -> None:
     api = of_anthropic(several)
-    assert [listed.id for listed in api.models.list()] == ["last", "coder", "plain:q8", "broken"]
+    assert [listed.id for listed in api.models.list()] == NAMES
     counted = api.messages.count_tokens(model="coder", messages=[{"role": "user", "content": "Hi"}])
     assert counted.input_tokens > 0
     known = api.models.retrieve("coder")

@@ -55,18 +55,6 @@ def test_the_likeliest_answer_is_the_model_s_own(api: ollama.Client, model: Mode
     assert raw.response == model.generate("def f(", max_tokens=8, temperature=0).text
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(api: ollama.Client) -> None:
-    whole = api.chat(NAME, messages=user(QUESTION), options=GREEDY)
-    *pieces, last = api.chat(NAME, messages=user(QUESTION), options=GREEDY, stream=True)
-    assert "".join(piece.message.content or "" for piece in pieces) == whole.message.content
-    assert not any(piece.done for piece in pieces)
-    assert (last.done, last.done_reason, last.message.content) == (True, "length", "")
-    assert last.eval_count == whole.eval_count
-    *told, end = api.generate(NAME, QUESTION, options=GREEDY, stream=True)
-    assert "".join(piece.response or "" for piece in told) == whole.message.content
-    assert (end.done, end.response) == (True, "")
-
-
 def test_system_and_prompt_are_a_chat(api: ollama.Client, model: Model) -> None:
     told = api.generate(NAME, QUESTION, system="Be brief.", options=GREEDY)
     spoken = [{"role": "system", "content": "Be brief."}, *user(QUESTION)]

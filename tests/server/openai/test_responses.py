@@ -63,28 +63,6 @@ def test_an_earlier_answer_with_reasoning_is_whole(client: httpx.Client) -> None
     assert post(client, PATH, input=given, max_output_tokens=8)["output"]
 
 
-def test_a_stream_is_the_whole_answer_in_events(sdk: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"input": QUESTION, "max_output_tokens": 12, "temperature": 0}
-    whole = ask(sdk, **asked)
-    with sdk.responses.stream(model="any", **asked) as stream:
-        events = list(stream)
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    types = [event.type for event in events]
-    begun = ("created", "in_progress", "output_item.added", "content_part.added")
-    assert types[:4] == [f"response.{name}" for name in begun]
-    assert set(types[4:-4]) == {"response.output_text.delta"}
-    assert len(types[4:-4]) > 1
-    done = ("output_text.done", "content_part.done", "output_item.done", "incomplete")
-    assert types[-4:] == [f"response.{name}" for name in done]
-    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert "".join(deltas) == whole.output_text
-    last = events[-1]
-    assert last.type == "response.incomplete"
-    assert last.response.output_text == whole.output_text
-    assert last.response.usage.output_tokens == 12
-    assert len({event.response.id for event in (events[0], events[1], last)}) == 1
-
-
 def test_a_conversation_is_the_chat_s(sdk: openai.OpenAI, client: httpx.Client) -> None:
     rest = [{"role": "assistant", "content": "def add(a, b):"}, *user("Go on.")]
     first = {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}

@@ -72,16 +72,3 @@ def test_tools(tool_sdk: openai.OpenAI) -> None:
     turns = [*user("What is the weather?"), made, result]
     again = ask(tool_sdk, messages=turns, **{**asked, "max_tokens": 4})
     assert again.choices[0].message.role == "assistant"
-
-
-def test_a_stream_of_tools(tool_sdk: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "messages": user("What is the weather?")}
-    asked |= {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
-    with tool_sdk.chat.completions.stream(**asked, max_tokens=96, temperature=0) as stream:
-        events = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
-        final = stream.get_final_completion()
-    [done] = events
-    assert done.name == "get_weather"
-    [call] = final.choices[0].message.tool_calls or []
-    assert call.function.arguments == done.arguments
-    assert "city" in json.loads(done.arguments)
