@@ -12,6 +12,7 @@ environment, and read the difference.
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 
 from chat_models import NOW
 from openai_api import CHAT, COMPLETIONS, QUESTION, user
+from tool_server import serving_tools
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -91,11 +93,20 @@ def replaced(text: str) -> str:
     return _TIMINGS.sub(lambda found: re.sub(r"(?<=:)[0-9]+", "<number>", found[0]), text)
 
 
+@pytest.fixture(scope="module")
+def certain(
+    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    """A client of a trained model."""
+    with serving_tools(pair, tmp_path_factory.mktemp("tools")) as server, server.client() as client:
+        yield client
+
+
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_stream_is_what_the_file_has(tool_client: httpx.Client, name: str) -> None:
+def test_a_stream_is_what_the_file_has(certain: httpx.Client, name: str) -> None:
     path, body = REQUESTS[name]
     # A cached prompt would change the usage from the second run on.
-    answer = tool_client.post(path, json={**STREAM, "cache_prompt": False, **body})
+    answer = certain.post(path, json={**STREAM, "cache_prompt": False, **body})
     assert answer.status_code == 200, answer.text
     told = replaced(answer.text)
     golden = GOLDEN / f"{name}.txt"
