@@ -1,64 +1,27 @@
 """The JSON object of a benchmark, and what a report sums up."""
 
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 from bench_report import made_report
 from dflash_local.bench.measure.rounding import Lead
 from dflash_local.bench.measure.settings import Variant
 from dflash_local.bench.measure.single import Difference
-from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.prompts.case import Case
 
 
-def fields(names: str) -> set[str]:
-    return set(names.split())
-
-
-def test_json_has_the_fields_that_scripts_read() -> None:
-    told = json.loads(json.dumps(made_report().as_dict()))
-    assert set(told) == fields(
-        "format command machine settings synthetic_length replay text_is_valid memory_bytes rows "
-        "tree_over_chain cost_curve concurrency llama_server paper n_compared n_differing "
-        "n_beyond_rounding interrupted notes"
-    )
-    assert set(told["settings"]) == fields(
-        "temperatures ways caches max_tokens repeat seed compare top_k top_p min_p"
-    )
-    assert told["settings"]["ways"][2] == {"width": 4, "shape": "chain", "copies": True}
-    assert told["n_compared"] == 64 and told["n_differing"] == 0 and told["text_is_valid"] is True
-    assert [point["rows"] for point in told["cost_curve"]] == [1, 2, 16]
-    assert set(told["memory_bytes"]) == fields(
-        "target target_cache compute drafter drafter_cache drafter_cache_limit"
-    )
-    assert told["machine"]["target"] == "target.gguf"
-    assert told["paper"] == [
-        {
-            "category": "chat",
-            "temperature": 0.0,
-            "source": "arXiv 2602.06036, table 1",
-            "speed_up": 5.15,
-            "accepted_length": 6.54,
-        }
-    ]
-
-
-def test_json_of_a_row() -> None:
+def test_json_is_what_scripts_read() -> None:
+    """After a change that is meant, write the file anew with DFLASH_LOCAL_GOLDEN=write."""
     told = made_report().as_dict()
-    row = told["rows"][0]
-    assert set(row) == fields(
-        "category temperature cache width shape copies n_prompts plain drafted ratio ttft_ratio "
-        "over accepted_length nodes depth branches side_share accepted_lengths "
-        "acceptance_by_position widths plain_rounds graph_rebuilds tree_rounds leaves side_rounds "
-        "forced drafting warnings n_differing differences"
-    )
-    assert set(row["plain"]) == fields(
-        "tokens_per_second overall_tokens_per_second ttft_s stage_s n_answers n_tokens n_too_short"
-    )
-    assert set(row["plain"]["tokens_per_second"]) == {"median", "low", "high", "n"}
-    assert set(row["plain"]["stage_s"]) == set(STAGES)
-    assert set(told["concurrency"][0]["drafted"]) > {"total_tokens_per_second", "per_request"}
-    assert told["llama_server"][1]["n_drafts"] == 7
+    assert (told["n_compared"], len(told["rows"]), len(told["concurrency"])) == (64, 32, 8)
+    for rows in ("rows", "concurrency"):
+        del told[rows][1:]
+    golden = Path(__file__).with_name("report.json")
+    if os.environ.get("DFLASH_LOCAL_GOLDEN") == "write":
+        golden.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    assert json.loads(json.dumps(told)) == json.loads(golden.read_text(encoding="utf-8"))
 
 
 def test_differences_beyond_rounding_are_counted() -> None:

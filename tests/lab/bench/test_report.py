@@ -7,12 +7,6 @@ import pytest
 from bench_report import made_report
 
 
-def test_numbers_have_six_digits() -> None:
-    report = made_report()
-    report.curve = {1: 0.00123456789}
-    assert report.as_dict()["cost_curve"] == [{"rows": 1, "seconds": 0.00123457}]
-
-
 def test_trees_are_held_against_chains_of_the_same_width() -> None:
     gains = made_report().tree_gains
     assert [(gain.temperature, gain.width) for gain in gains] == [

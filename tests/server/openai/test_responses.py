@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterator
 from functools import cache
-from itertools import groupby
 from typing import Any, Literal
 
 import httpx
@@ -192,31 +189,19 @@ def made(added: list[Event], status: str = "completed") -> tuple[list[Any], list
     return read, [of_item.validate_python(item) for item in items.output]
 
 
-def several() -> Iterator[list[Event]]:
-    """Answers of each kind, and fifty drawn at random."""
-    yield [Reasoning("hm"), Content("a"), Content("b")]
-    yield [Content("so"), *call(0, "look"), *call(1, "see")]
-    yield [Reasoning("hm"), *call(0, "look"), Content("a")]
-    rng = random.Random(0)
-    for _ in range(50):
-        added: list[Event] = []
-        for n in range(rng.randrange(1, 6)):
-            kind = rng.choice([Content, Reasoning, None])
-            added += call(n, f"f{n}") if kind is None else [kind(rng.choice("abc"))] * 2
-        yield added
-
-
-def kinds(added: list[Event]) -> list[str]:
-    """Of the items that they make: neighbours of one kind are one."""
-    names = {Content: "message", Reasoning: "reasoning", ToolCallStart: "function_call"}
-    found = [(e.index if isinstance(e, ToolCallStart) else "", names.get(type(e))) for e in added]
-    return [kind for (_, kind), _ in groupby(each for each in found if each[1]) if kind]
+THOUGHT, TEXT = Reasoning("hm"), Content("a")
+ANSWERS: dict[str, list[Event]] = {
+    "reasoning message": [THOUGHT, THOUGHT, TEXT, TEXT],
+    "message function_call function_call reasoning": [TEXT, *call(0, "a"), *call(1, "b"), THOUGHT],
+    "reasoning function_call message reasoning": [THOUGHT, *call(0, "look"), TEXT, THOUGHT],
+}
+"""Each kind of item after each, and the kinds that the items have."""
 
 
 def test_each_item_is_added_grows_and_is_done() -> None:
-    for added in several():
+    for kinds, added in ANSWERS.items():
         events, items = made(added)
-        assert [item.type for item in items] == kinds(added)
+        assert " ".join(item.type for item in items) == kinds
         assert [event.output_index for event in events] == sorted(e.output_index for e in events)
         for index, item in enumerate(items):
             own = [event for event in events if event.output_index == index]
