@@ -2,13 +2,12 @@
 JSON, and nothing else."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import chat_models
-from dflash_local import Model, load
+from dflash_local import Model
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.events import (
     Content,
@@ -171,18 +170,6 @@ def test_plain_models_cannot_be_made_to_call() -> None:
 def test_control_tokens_are_tokens_and_text_is_not(model: Model) -> None:
     assert model.is_token("<|im_end|>")
     assert not any(map(model.is_token, ("<tool_call>", "the", "", "<|im_end|><|im_end|>")))
-
-
-def test_a_model_with_a_family_s_template_speaks_its_dialect(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    path = chat_models.with_template(pair[0], tmp_path / "qwen3.gguf", "qwen3")
-    with load(path, n_ctx=1024, n_gpu_layers=0, n_threads=1, quiet=True) as model:
-        assert model.dialect == HERMES
-        prompt = model.chat_prompt([{"role": "user", "content": "Hi"}], [chat_models.WEATHER])
-        assert "get_weather" in model.detokenize(prompt)
-        assert not model.thinking_open(prompt)
-        assert model.thinking_open(prompt + model.tokenize("<think>\n"))
 
 
 # Answers that are JSON of a schema: what comes before the JSON stays free.

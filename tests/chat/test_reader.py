@@ -12,6 +12,7 @@ import pytest
 import mini_pair
 from chat_models import HELLO, NOW, WEATHER, template, with_template
 from dflash_local import InputError, Model, Result, load
+from dflash_local.chat.families import dialect_of
 from dflash_local.chat.tool import Tool
 
 
@@ -77,6 +78,14 @@ def test_a_stream_has_what_the_whole_answer_has(speaker: Model) -> None:
         return await speaker.achat(HELLO, **asked)
 
     assert same_shape(asyncio.run(later())) == same_shape(whole)
+
+
+def test_a_model_with_a_family_s_template_speaks_its_dialect(qwen3: Model) -> None:
+    assert qwen3.dialect == dialect_of(template("qwen3"))
+    prompt = qwen3.chat_prompt(HELLO, [WEATHER])
+    assert "get_weather" in qwen3.detokenize(prompt)
+    assert not qwen3.thinking_open(prompt)
+    assert qwen3.thinking_open(prompt + qwen3.tokenize("<think>\n"))
 
 
 def test_reasoning_is_apart_from_the_answer(qwen3: Model) -> None:

@@ -29,5 +29,6 @@ def test_props_tell_what_is_served(client: httpx.Client) -> None:
     assert props["total_slots"] == 4
     assert props["default_generation_settings"]["n_ctx"] > 0
     assert props["model_path"] == "tiny-coder-q8_0.gguf"
+    assert props["modalities"]["vision"] is False
     assert "messages" in props["chat_template"]
     assert re.match(r"dflash-local \d.*llama\.cpp", props["build_info"])

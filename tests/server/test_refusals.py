@@ -7,6 +7,7 @@ import pytest
 
 from chat_models import NOW
 from openai_api import CHAT, COMPLETIONS, user
+from vision_models import asked, picture
 
 Case = tuple[dict[str, Any], str | None, str]
 """What is added to a good request, how the `param` of the error begins, if it is told, and words of
@@ -80,6 +81,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[Case]]] = {
             ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
             (of_user({"type": "image_url"}), "messages[1].content[0].image_url", "required"),
             (of_user({"type": "input_audio"}), "messages[1].content[0]", "input_audio"),
+            ({"messages": [asked("Hi", picture())]}, "", "image input is not supported"),
             ({"messages": [*user("a"), BEGUN], **JSON}, "", "free text"),
             ({"messages": [*user("a"), THOUGHT]}, "", "reasoning"),
             ({"messages": [*user("a"), BEGUN, BEGUN]}, "", "both of the assistant"),

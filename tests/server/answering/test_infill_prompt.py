@@ -2,10 +2,10 @@
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+import mini_pair
 from dflash_local import Model, load
 from dflash_local.server.answering.infill_prompt import Gap, OtherText, infill_prompt
 from dflash_local.target_model.vocabulary import Vocabulary
@@ -23,13 +23,12 @@ def vocabulary(model: Model) -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def repository_vocabulary(
-    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Vocabulary]:
+def repository_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vocabulary]:
     """That of a model with tokens for repositories and files, as Qwen2.5-Coder has them."""
     names = ("tokenizer.ggml.fim_rep_token_id", "tokenizer.ggml.fim_sep_token_id")
     keys = {name: (8190 + i, UINT32, None) for i, name in enumerate(names)}
-    path = changed(pair[0], tmp_path_factory.mktemp("repository") / "target.gguf", keys=keys)
+    path = tmp_path_factory.mktemp("repository") / "target.gguf"
+    changed(mini_pair.pair()[0], path, keys=keys)
     with load(path, n_ctx=64, n_gpu_layers=0, n_threads=1, quiet=True) as loaded:
         yield loaded.target.vocabulary
 

@@ -93,18 +93,6 @@ def test_costs(client: httpx.Client) -> None:
     assert ask(client, text, **{**body, "cache_prompt": False})["timings"]["cache_n"] == 0
 
 
-def test_stop_texts_end_the_answer_before_them(client: httpx.Client) -> None:
-    text = content(ask(client, max_tokens=24, temperature=0))
-    stop = text[len(text) // 2 :][:4]
-    told = ask(client, max_tokens=24, temperature=0, stop=stop)
-    assert content(told) == text[: text.index(stop)]
-    assert told["choices"][0]["finish_reason"] == "stop"
-    several = ["nowhere", "to be", "found", "at all", stop]
-    told = ask(client, max_tokens=24, temperature=0, stop=several, include_stop_str_in_output=True)
-    assert content(told) == text[: text.index(stop)] + stop
-    assert told["choices"][0]["finish_reason"] == "stop"
-
-
 def test_logprobs_are_the_model_s(client: httpx.Client, model: Model) -> None:
     told = ask(client, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3)
     model.forget()
