@@ -19,6 +19,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("columns", [40, 80])
 def test_the_list_of_commands_is_whole(columns: int, variables: dict[str, str]) -> None:
     lines = lines_on(columns, "-h", variables=variables)
@@ -35,6 +36,7 @@ def test_an_error_fits(variables: dict[str, str]) -> None:
     assert len(lines) > 2 and max(map(len, lines)) <= 40
 
 
+@pytest.mark.slow
 def test_a_list_has_no_column_that_the_names_tell(variables: dict[str, str]) -> None:
     lines = lines_on(60, "list", variables=variables)
     assert ["name", "size", "here", "fits"] in [line.split() for line in lines]

@@ -77,18 +77,18 @@ def test_less_is_asked_of_what_was_not_trained_for_its_target(machine: Machine) 
     assert found.name == "few_accepted"
 
 
-def test_a_drafter_without_thinking_is_no_fault(machine: Machine) -> None:
-    (found,) = alarms(machine, PAIR, replace(WELL, thinking_tokens_per_round=1.4))
-    assert (found.name, found.is_fault) == ("thinking", False)
-    assert "all is well" in verdict([found], PAIR, WELL)
-
-
-def test_a_busy_machine_gives_no_verdict_on_speed(machine: Machine) -> None:
-    trial = replace(WELL, noise="this machine is busy")
+@pytest.mark.parametrize(
+    ("trial", "name", "said"),
+    [
+        (replace(WELL, thinking_tokens_per_round=1.4), "thinking", "all is well"),
+        (replace(WELL, noise="this machine is busy"), "busy", "too busy"),
+    ],
+)
+def test_what_is_no_fault(machine: Machine, trial: PairTrial, name: str, said: str) -> None:
     found = alarms(machine, PAIR, trial)
-    assert [(alarm.name, alarm.is_fault) for alarm in found] == [("busy", False)]
+    assert [(alarm.name, alarm.is_fault) for alarm in found] == [(name, False)]
     told = verdict(found, PAIR, trial)
-    assert "too busy" in told and "times as fast" not in told
+    assert said in told and ("times as fast" in told) == (name != "busy")
 
 
 def test_a_gpu_that_is_not_used_is_an_alarm(machine: Machine) -> None:

@@ -59,6 +59,7 @@ def test_a_published_pair_reaches_its_table(name: str, dataset: str, published: 
     assert found > 0.9 * published
 
 
+@pytest.mark.slow
 def test_what_is_compared_is_rounds_of_whole_blocks(pair: tuple[Path, Path]) -> None:
     """The same on a small pair and questions that need no network."""
     prompts = [BenchPrompt.question("sums", f"What is {n} + {n}?") for n in range(2)]

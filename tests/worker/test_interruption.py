@@ -303,6 +303,7 @@ for model in models:
 """
 
 
+@pytest.mark.slow
 def test_at_exit_one_model_that_fails_to_close_keeps_no_other_open() -> None:
     _, output, errors = ended(python(AT_EXIT))
     assert output == "[False, False]\n", errors

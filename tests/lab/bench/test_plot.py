@@ -60,6 +60,7 @@ def test_png_is_a_picture_and_higher_for_many_categories(report: LabReport, tmp_
     assert heights[1] > 1.5 * heights[0]
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_has_no_panel(report: LabReport, tmp_path: Path) -> None:
     def drawn(rows: list[SpeedRow], *variants: Variant) -> str:
         report.settings, report.rows = RunSettings(variants=variants), rows

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dflash_local.bench.measure.settings import RunSettings, Variant
 from dflash_local.bench.report.report import Report
 from dflash_local.engine.engine import Engine
@@ -15,6 +17,7 @@ from lab.shapes.writer import write_pair
 from mini_shapes import DENSE
 
 N_CTX = 256
+pytestmark = pytest.mark.slow
 
 
 def measured(folder: Path, max_tokens: int, **options: Any) -> Report:
