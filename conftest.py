@@ -14,7 +14,7 @@ import mini_pair
 import tiny_coder
 from dflash_local import Model
 from server_process import client, server
-from shapes import chain_model, either_model, f32_target, shape, tree_model
+from shapes import chain_model, either_model, f32_target, shape
 from tool_server import tool_client, tool_server
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "shape",
     "tool_client",
     "tool_server",
-    "tree_model",
 ]  # fixtures that have a file of their own
 
 # What is started in the background of a shell inherits that Ctrl-C is ignored, and so would every

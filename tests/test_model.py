@@ -10,6 +10,7 @@ import pytest
 
 import tiny_coder
 from dflash_local import ContextFullError, FileError, GrammarError, InputError, Model, Result, load
+from shapes import exact_model, of_both_shapes
 
 N = 32
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1}
@@ -114,13 +115,13 @@ def test_without_a_drafter_it_copies(model: Model, prompt: str, draft: str | Non
             copying.generate(prompt, draft_width=65)
 
 
-@pytest.mark.parametrize("shape", ["tree"], indirect=True)
-def test_requests_may_ask_for_chains(either_model: Model, prompt: str) -> None:
-    assert either_model.generate(prompt, max_tokens=N).stats.tree_rounds > 0
-    chained = either_model.generate(prompt, draft_shape="chain", max_tokens=N)
-    assert chained.stats.drafted and not chained.stats.tree_rounds
-    with pytest.raises(InputError, match="draft_shape is 'star'; expected one of chain"):
-        either_model.generate(prompt, draft_shape="star")
+def test_requests_may_ask_for_chains(prompt: str) -> None:
+    with exact_model("tree", n_ctx=512) as model:
+        assert model.generate(prompt, max_tokens=N).stats.tree_rounds > 0
+        chained = model.generate(prompt, draft_shape="chain", max_tokens=N)
+        assert chained.stats.drafted and not chained.stats.tree_rounds
+        with pytest.raises(InputError, match="draft_shape is 'star'; expected one of chain"):
+            model.generate(prompt, draft_shape="star")
 
 
 def test_chat_is_the_models_own_template(model: Model) -> None:
