@@ -13,6 +13,7 @@ from hypothesis import settings
 import mini_pair
 import tiny_coder
 from dflash_local import Model
+from guarded_server import guarded
 from server_process import client, server
 from shapes import chain_model, either_model, f32_target, shape
 from tool_server import tool_client, tool_server
@@ -22,6 +23,7 @@ __all__ = [
     "client",
     "either_model",
     "f32_target",
+    "guarded",
     "server",
     "shape",
     "tool_client",

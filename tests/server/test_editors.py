@@ -140,17 +140,10 @@ def message_stream(answer: httpx.Response, _body: Any) -> None:
     assert delta["type"] == "message_delta"
     assert delta["delta"]["stop_reason"] in ("end_turn", "max_tokens", "tool_use")
     assert delta["usage"]["output_tokens"] > 0
-    open_block: dict[str, Any] | None = None
-    for event in others:
-        if event["type"] == "content_block_start":
-            assert open_block is None
-            open_block = event
-        else:
-            assert open_block is not None
-            assert event["index"] == open_block["index"]
-            if event["type"] == "content_block_stop":
-                open_block = None
-    assert open_block is None
+    marks = [event for event in others if event["type"] != "content_block_delta"]
+    begun, ended = marks[::2], marks[1::2]
+    assert {event["type"] for event in begun} == {"content_block_start"}
+    assert [event["index"] for event in begun] == [event["index"] for event in ended]
 
 
 def ollama_models(answer: httpx.Response, _body: Any) -> None:

@@ -103,14 +103,6 @@ def test_tokens_after_the_stop_string_change_nothing() -> None:
     assert (out.take(), out.take(), out.finish()) == ("x", "", "")
 
 
-def test_an_unfinished_character_is_replaced_at_the_end_only() -> None:
-    out = TextStream(lambda token: b"ok\xf0\x9f", [])
-    assert not out.push(0)
-    assert out.take() == "ok"
-    assert out.finish() == "\ufffd"
-    assert out.finish() == ""
-
-
 @pytest.mark.parametrize("stop", [[""], ["a", ""], [3], [None]])
 def test_an_empty_stop_string_is_refused(stop: list[str]) -> None:
     with pytest.raises(InputError, match="not empty"):

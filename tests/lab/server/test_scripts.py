@@ -14,10 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guarded_server import guarded
 from server_process import EXACT, SERVE, ServerProcess, serving
-
-__all__ = ["guarded"]
 
 ROOT = Path(__file__).parents[3]
 ANSWERED = ("chat", "chat_streamed", "completion", "infill", "schema")
