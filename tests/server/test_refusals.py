@@ -79,6 +79,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[Case]]] = {
             ({"messages": [{"role": 3, "content": "a"}]}, "messages[0].role", "string"),
             ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
             ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
+            (of_user("hi"), "messages[1].content[0]", "dict"),
             (of_user({"type": "image_url"}), "messages[1].content[0].image_url", "required"),
             (of_user({"type": "input_audio"}), "messages[1].content[0]", "input_audio"),
             ({"messages": [asked("Hi", picture())]}, "", "image input is not supported"),
