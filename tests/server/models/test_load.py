@@ -68,6 +68,15 @@ def test_a_stream_tells_how_far_the_model_is(server: ServerProcess) -> None:
         assert all(json.loads(event)["model"] == "slow" for event in events)
 
 
+def test_an_anthropic_stream_is_pinged_meanwhile(server: ServerProcess) -> None:
+    body = {"model": "slow", "max_tokens": 1, "messages": user("Hi"), "stream": True}
+    with server.client() as client, client.stream("POST", "/v1/messages", json=body) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[0].startswith(": loading slow ")
+    assert lines[1:3] == ["event: ping", 'data: {"type":"ping"}']
+    assert "event: message_start" in lines and lines[-2] == "event: message_stop"
+
+
 def test_a_client_that_leaves_is_waited_for_no_longer(server: ServerProcess) -> None:
     with server.client() as client:
         for stream in (False, True):
