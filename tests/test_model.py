@@ -10,7 +10,7 @@ import pytest
 
 import tiny_coder
 from dflash_local import ContextFullError, FileError, GrammarError, InputError, Model, Result, load
-from shapes import exact_model, of_both_shapes
+from shapes import exact_model
 
 N = 32
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1}
