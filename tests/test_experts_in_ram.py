@@ -146,6 +146,7 @@ def test_layers_on_a_worker_with_experts_here(
     assert held_mib(log) == pytest.approx(plan.gpus[0].weights / MIB, abs=0.01)
 
 
+@pytest.mark.one_in(2)
 def test_the_plan_s_own_choice_is_loaded_as_counted(
     pair: list[Path], worker: WorkerProcess
 ) -> None:
@@ -168,6 +169,7 @@ def small_gpu(mib: float) -> Device:
     return Device("GPU0", "", "gpu", int(mib * MIB), 8000 * MIB)
 
 
+@pytest.mark.one_in(2)
 def test_passes_are_wider_than_elsewhere(pair: list[Path], worker: WorkerProcess) -> None:
     """Copies may be longer: so many rows read hardly more experts than half as many."""
     n = 150
@@ -204,6 +206,7 @@ def test_passes_are_wider_than_elsewhere(pair: list[Path], worker: WorkerProcess
         )
 
 
+@pytest.mark.one_in(2)
 def test_a_draft_width_may_be_as_wide(pair: list[Path], worker: WorkerProcess) -> None:
     options = {**EXACT, "rpc": [worker.name], "draft_width": 100}
     with dflash_local.load(pair[0], n_cpu_moe=HALF, **options) as model:  # type: ignore[arg-type]

@@ -20,6 +20,8 @@ from dflash_local_tune.answers import N_LABELS, Answer, Answerer, Ring, drawing,
 from dflash_local_tune.training import Trainer
 from dflash_local_tune.weights import read_torch_drafter
 
+pytestmark = pytest.mark.slow
+
 N_TOKENS = 24
 
 
@@ -99,7 +101,6 @@ def test_an_answer_has_its_labels_and_where_the_engine_began_its_rounds(
         assert len(rounds) < N_TOKENS - 1  # some drafts were right
 
 
-@pytest.mark.slow
 def test_rounds_are_counted_as_the_engine_counts_them(answers: list[Answer]) -> None:
     target, draft = tiny_coder.pair()
     drafter = read_torch_drafter(draft, target, dtype=torch.float32)

@@ -13,6 +13,8 @@ from dflash_local_tune.beginning import mask_token, tapped, write_beginning
 from synthetic import write_target
 from tune_runs import drafts_change_no_answer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("n_layer", "expected"), [(30, [1, 7, 14, 21, 27]), (8, [1, 2, 3, 4, 5]), (4, [1, 2]), (2, [0])]

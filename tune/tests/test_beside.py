@@ -18,6 +18,8 @@ from dflash_local_tune.beginning import write_beginning
 from dflash_local_tune.beside import Beside, Write
 from dflash_local_tune.new import options_for, written
 
+pytestmark = pytest.mark.slow
+
 
 def answer(i: int) -> Answer:
     n, ids = 10 + i, torch.arange(12 * 16).reshape(12, 16)
@@ -67,7 +69,6 @@ def test_answers_arrive_as_they_were(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_a_file_is_read_when_the_one_before_is_in_use(tmp_path: Path) -> None:
     folder = tmp_path / "answers"
     beside = Beside(folder, some, 3)
@@ -100,7 +101,6 @@ def test_what_ends_the_process_is_told_here(
     beside.close()
 
 
-@pytest.mark.slow
 def test_few_files_wait_for_the_trainer(tmp_path: Path) -> None:
     folder = tmp_path / "answers"
     beside = Beside(folder, some, 5, n_files=1)
@@ -124,7 +124,6 @@ def test_who_waits_for_answers_can_be_stopped(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="ends a process by this signal")
 def test_a_process_that_has_just_begun_leaves_ctrl_c_to_the_trainer(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -140,7 +139,6 @@ def test_a_process_that_has_just_begun_leaves_ctrl_c_to_the_trainer(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_target_writes_in_processes_of_their_own(tmp_path: Path) -> None:
     options = options_for(
         mini_pair.pair()[0],

@@ -26,6 +26,8 @@ from dflash_local_tune.fitting import Interrupted, Progress, tune
 from dflash_local_tune.new import NewRun, TrainOptions, ahead, options_for, train
 from tune_runs import drafts_change_no_answer, snapshot
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)  # those of other tests want the cores as well
 
 
@@ -61,7 +63,6 @@ def opened(options: TrainOptions) -> Iterator[NewRun]:
         yield NewRun(options, part, print, None, None, None, stack)
 
 
-@pytest.mark.slow
 def test_a_drafter_from_nothing_learns_and_goes_on_after_a_stop(options: TrainOptions) -> None:
     seen: list[Progress] = []
     with pytest.raises(Interrupted):
@@ -123,7 +124,6 @@ def test_what_a_thread_makes_ahead_is_the_same_and_ends_with_its_reader() -> Non
     assert ended.is_set()
 
 
-@pytest.mark.slow
 def test_steps_wait_for_answers_that_are_written_beside(options: TrainOptions) -> None:
     """A trainer that is faster than the writer does not go over the same answers for ever."""
     with opened(options) as run, closing(Beside(run._part / "answers", slowly)) as run._beside:
@@ -134,7 +134,6 @@ def test_steps_wait_for_answers_that_are_written_beside(options: TrainOptions) -
         assert run._n_asked > 0
 
 
-@pytest.mark.slow
 def test_a_stop_while_a_step_waits_for_a_writer_keeps_the_state(options: TrainOptions) -> None:
     class Waiting(NewRun):
         def _make_plan(self, state: Mapping[str, Any]) -> None:
@@ -230,7 +229,6 @@ def test_a_run_that_fails_leaves_everything_as_it_was(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_later_loses_nothing_that_was_kept(
     options: TrainOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +277,6 @@ def test_a_disk_that_fills_later_loses_nothing_that_was_kept(
     assert not part.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("content", ["{{ m.content }}", "<{{ m.content }}{{ m.content }}"])
 def test_a_template_without_an_opening_is_told(
     options: TrainOptions, tmp_path: Path, content: str
