@@ -4,6 +4,7 @@ They are looked up only where one of them is asked for: that takes a third of a 
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -11,7 +12,7 @@ from dflash_local.errors import InputError
 
 GROUP = "dflash_local.commands"
 _DISTRIBUTION = "dflash-local-tune"
-_INSTALL = "pip install 'dflash-local[tune]', or in a checkout pip install ./tune"
+_INSTALL = "in a checkout pip install ./tune, else pip install 'dflash-local[tune]'"
 
 
 class Plugin(click.Command):
@@ -33,6 +34,10 @@ class MissingCommand(click.Command):
 
 class PluginGroup(click.Group):
     """Commands, among them plugins."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.plugins = {name for name, each in self.commands.items() if isinstance(each, Plugin)}
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -64,7 +64,10 @@ def _settings(
         if isinstance(table, dict) and name.replace("_", "-") not in everywhere
     }
     rest = {key: value for key, value in found.items() if key not in tables}
-    general = _placed(f"{path}: ", rest, everywhere)
+    try:
+        general = _placed(f"{path}: ", rest, everywhere)
+    except FileError as error:
+        raise FileError(f"{error}{_of_plugins(commands, ', put it in a table')}") from None
     own = {}
     for name, table in tables.items():
         _check_known(f"{path}: [{name}]", name, options)
@@ -110,12 +113,20 @@ def unknown_variables(group: PluginGroup) -> Iterator[str]:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
+            hint = _of_plugins(group.commands, ", it waits for them") or hint
             yield f"the environment variable {name} means nothing to this program{hint}"
 
 
 def _variables(commands: Mapping[str, click.Command]) -> set[str]:
     own = (parameter.envvar for command in commands.values() for parameter in command.params)
     return {*VARIABLES, *(str(name) for name in own if name)}
+
+
+def _of_plugins(commands: Mapping[str, click.Command], then: str) -> str:
+    """A hint at a name that no command knows, where plugins are missing; else nothing."""
+    missing = [name for name, each in commands.items() if isinstance(each, MissingCommand)]
+    which = " and ".join(missing)
+    return f"; if it is of {which}, which cannot be loaded here{then}" if missing else ""
 
 
 def template(group: PluginGroup) -> str:
@@ -127,9 +138,9 @@ def template(group: PluginGroup) -> str:
     ]
     shared = [
         key
-        for command in commands.values()
+        for name, command in commands.items()
         for key, option in _options(command).items()
-        if not option.of
+        if not option.of and name not in group.plugins  # theirs go to their own tables
     ]
     general: dict[str, str] = {}
     tables: list[str] = []

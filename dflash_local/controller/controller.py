@@ -306,7 +306,7 @@ class Controller:
 
     @property
     def may_wait(self) -> bool:
-        """Whether a round may be observed after the next `n_drafts`, which then makes no plan."""
+        """Whether a round may be observed after the next `n_drafts`: that plans only for others."""
         return self._on
 
     def n_drafts(
@@ -414,7 +414,7 @@ class Controller:
         Only plain rounds may have passed without `n_drafts`.
         """
         costs, drafted = self.costs, n_drafting > 0
-        length = self._asked.pop(0) if self._asked else 0
+        length = self._asked.pop(0) if self._asked else self._way[1]
         for policy in self._members:
             policy.learn()
         self._round += n_steps - 1

@@ -58,6 +58,7 @@ class TextStream:
         """The rest of the text, after the last token. A second call returns nothing."""
         if self.stopped_by is None:
             self._add(self._decoder.decode(b"", final=True))
+            self.stopped_by = None  # something else has ended it
         text, self._pending = self._pending, ""
         return text
 

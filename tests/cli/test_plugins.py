@@ -10,8 +10,9 @@ from packaging.requirements import Requirement
 from command_line import run
 from dflash_local.cli.main import group
 from dflash_local.cli.plugins import GROUP
+from dflash_local.cli.settings import template
 
-INSTALL = "pip install 'dflash-local[tune]', or in a checkout pip install ./tune"
+INSTALL = "in a checkout pip install ./tune, else pip install 'dflash-local[tune]'"
 NAMES = ["train", "tune"]
 
 
@@ -72,6 +73,21 @@ def test_all_else_works_where_they_are_not_installed(tmp_path: Path) -> None:
     asked = {"COMP_WORDS": "dflash-local t", "COMP_CWORD": "1"}
     out, err = answer(path, code=0, _DFLASH_LOCAL_COMPLETE="bash_complete", **asked)
     assert (out.split(), err) == ([f"plain,{name}" for name in NAMES], "")
+
+
+def test_what_may_be_of_them_is_told_so_where_they_are_not_installed(tmp_path: Path) -> None:
+    path, settings = metadata(tmp_path), tmp_path / "config.toml"
+    settings.write_text("minutes = 3\n")
+    asked = {"DFLASH_LOCAL_CONFIG": str(settings)}
+    _, err = answer(path, "list", **asked)
+    other = "if it is of train and tune, which cannot be loaded here"
+    assert "minutes is no setting; " in err and f"{other}, put it in a table" in err
+    _, err = answer(path, "list", code=0, DFLASH_LOCAL_MINUTES="3")
+    told = f"DFLASH_LOCAL_MINUTES means nothing to this program; {other}, it waits for them"
+    assert told in err.replace("\n", " ")
+    # With them no key of theirs alone is offered for all commands.
+    general = template(group).partition("\n# [")[0]
+    assert "# ctx = " in general and "# minutes = " not in general
 
 
 @pytest.mark.parametrize(
