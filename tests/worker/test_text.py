@@ -109,6 +109,14 @@ def test_an_empty_stop_string_is_refused(stop: list[str]) -> None:
         TextStream(lambda token: b"", stop)
 
 
+def test_a_stop_string_that_only_an_unfinished_character_completes_ends_no_text() -> None:
+    """The text is cut before it as before any other, but something else has ended it."""
+    out = TextStream(lambda token: b"ab\xf0\x9f", ["b\ufffd"])
+    assert not out.push(0)
+    assert out.take() + out.finish() + out.finish() == "a"
+    assert out.stopped_by is None
+
+
 def test_each_token_ends_where_its_last_whole_character_does() -> None:
     tokens = [b"one\xe2\x82", b"\xac<", b"/s", b">two"]
     out = TextStream(lambda token: tokens[token], ["</s>"])
