@@ -187,9 +187,9 @@ class PrefixCache:
         """Let other texts fork off from the present content of a slot."""
         with suppress(MemoryError):
             slot.checkpoints.keep(self._target.checkpoint(slot.seq, len(slot.cached)))
-        self._lend()
+        self._reserve()
 
-    def _lend(self) -> None:
+    def _reserve(self) -> None:
         """Tell the store the room that the checkpoints of slots take."""
         kept = (each for slot in self._slots for each in slot.checkpoints.at_boundaries)
         self.store.reserve(sum({id(each): each.state.nbytes for each in kept}.values()))
@@ -264,7 +264,7 @@ class PrefixCache:
         if entry is None:
             return
         slot.checkpoints.cut(n_kept)
-        self._lend()
+        self._reserve()
         if not store.put(entry):  # then without them
             store.put(replace(entry, checkpoints=(), states=()))
 

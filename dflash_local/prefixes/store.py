@@ -38,7 +38,7 @@ class PrefixStore:
     def __init__(self, max_bytes: int, files: PrefixFiles | None = None) -> None:
         self.max_bytes = max_bytes
         self.n_bytes = 0
-        self._lent = 0
+        self._reserved = 0
         self._files = files
         self._entries: list[SavedSequence] = []  # the one used longest ago first
         self._leaving: list[SavedSequence] = []  # to be written, in this order
@@ -118,7 +118,7 @@ class PrefixStore:
 
     def put(self, entry: SavedSequence) -> bool:
         """Keep an entry in memory; others move to disk to make room. False if it is too large."""
-        if entry.n_bytes > self.max_bytes - self._lent:
+        if entry.n_bytes > self.max_bytes - self._reserved:
             return False
         kept = [other for other in self._entries if not entry.serves_for(other)]
         self._replace(kept)
@@ -127,12 +127,12 @@ class PrefixStore:
         return True
 
     def reserve(self, n_bytes: int) -> None:
-        """Lend so many of its bytes to the checkpoints of slots, in place of those lent before."""
-        self._lent = n_bytes
+        """Reserve so many of its bytes for the checkpoints of slots, in place of those before."""
+        self._reserved = n_bytes
         self._make_room(0)
 
     def _make_room(self, n_bytes: int) -> None:
-        while self._entries and self.n_bytes + n_bytes > self.max_bytes - self._lent:
+        while self._entries and self.n_bytes + n_bytes > self.max_bytes - self._reserved:
             oldest, *rest = self._entries
             self._replace(rest)
             self._spill(oldest)

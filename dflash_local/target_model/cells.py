@@ -75,22 +75,22 @@ def branches_of_rows(parents: Sequence[int], n_branches: int) -> RowBranches:
                 f"a tree of {len(owners)} leaves; with {n_branches} branches it can have "
                 f"{n_branches - 1}"
             )
-    lines: RowBranches = [[] for _ in range(n)]
+    row_branches: RowBranches = [[] for _ in range(n)]
     for branch, node in enumerate(owners, start=1):
         while node != _ANCHOR:
-            lines[node].append(branch)
+            row_branches[node].append(branch)
             node = parents[node]
-    return [list(range(len(owners) + 1)), *lines]
+    return [list(range(len(owners) + 1)), *row_branches]
 
 
-def n_on_path(lines: RowBranches, path: Sequence[int]) -> tuple[list[int], list[int]]:
+def n_on_path(row_branches: RowBranches, path: Sequence[int]) -> tuple[list[int], list[int]]:
     """For each branch: the number of its rows on the accepted path, and of all its rows.
 
     `path` are rows, each the child of the one before, the anchor first.
     """
     accepted = set(path)
-    kept, held = [0] * len(lines[0]), [0] * len(lines[0])
-    for row, branches in enumerate(lines):
+    kept, held = [0] * len(row_branches[0]), [0] * len(row_branches[0])
+    for row, branches in enumerate(row_branches):
         for branch in branches:
             held[branch] += 1
             kept[branch] += row in accepted
@@ -102,7 +102,7 @@ class _Verified:
     """A verified tree, from position `begin` on, whose rejected rows are still in the cache."""
 
     begin: int
-    lines: RowBranches
+    row_branches: RowBranches
     path: Sequence[int]
 
 
@@ -140,7 +140,7 @@ class Cells:
         one."""
         self._n_used = [1] * n_seq
         """For each sequence, the number of its branches that may have cells."""
-        self._lines: dict[int, RowBranches] = {}
+        self._row_branches: dict[int, RowBranches] = {}
         """The branches of the trees in the last pass, by sequence."""
         self._verified: dict[int, _Verified] = {}
         self._wide: list[list[tuple[int, int]]] = [[] for _ in range(n_seq)]
@@ -170,7 +170,7 @@ class Cells:
 
         Also lets the branches of its trees catch up with their sequences.
         """
-        self._lines.clear()
+        self._row_branches.clear()
         if batch.shape == "chain":
             return ()
         rows: list[list[int]] = []
@@ -179,27 +179,28 @@ class Cells:
             if part.parents is None:
                 rows += [[ids[0]]] * part.n_rows
                 continue
-            lines = self._lines[part.seq] = branches_of_rows(part.parents, self._n_branches)
-            native.edit_cells(self._context, (), self._catch_up(part.seq, part.begin, lines))
-            rows += [[ids[branch] for branch in row] for row in lines]
+            row_branches = branches_of_rows(part.parents, self._n_branches)
+            self._row_branches[part.seq] = row_branches
+            native.edit_cells(self._context, (), self._catch_up(part.seq, part.begin, row_branches))
+            rows += [[ids[branch] for branch in branches] for branches in row_branches]
         return rows
 
     def keep(self, part: Part, path: Sequence[int]) -> bool:
         """As `Target.keep`."""
-        lines = self._lines.pop(part.seq, None)
-        if lines is None:
+        row_branches = self._row_branches.pop(part.seq, None)
+        if row_branches is None:
             rejects = len(path) < part.n_rows
             return self.truncate(part.seq, part.begin + len(path)) if rejects else True
         if len(path) > 1:
             ids = self.ids[part.seq]
             api.llama_memory_seq_cp(
                 self._memory,
-                ids[lines[path[-1]][0]],
+                ids[row_branches[path[-1]][0]],
                 ids[0],
                 part.begin + 1,
                 part.begin + len(path),
             )
-        self._verified[part.seq] = _Verified(part.begin, lines, path)
+        self._verified[part.seq] = _Verified(part.begin, row_branches, path)
         return True
 
     def tidy(self, *, ahead: bool = False) -> None:
@@ -210,13 +211,13 @@ class Cells:
         copies: list[_Copy] = []
         for seq, tree in self._verified.items():
             ids, held = self.ids[seq], self._held[seq]
-            kept, had = n_on_path(tree.lines, tree.path)
+            kept, had = n_on_path(tree.row_branches, tree.path)
             for branch in range(1, len(kept)):
                 held[branch] = tree.begin + kept[branch]
                 if kept[branch] < had[branch]:
                     cuts.append((ids[branch], held[branch]))
             if ahead:
-                copies += self._catch_up(seq, tree.begin + len(tree.path), tree.lines)
+                copies += self._catch_up(seq, tree.begin + len(tree.path), tree.row_branches)
         self._verified.clear()
         native.edit_cells(self._context, cuts, copies)
 
@@ -322,9 +323,9 @@ class Cells:
         self._held[seq] = [0] * len(self.ids[seq])
         self._n_used[seq] = 1
 
-    def _catch_up(self, seq: int, length: int, lines: RowBranches) -> list[_Copy]:
+    def _catch_up(self, seq: int, length: int, row_branches: RowBranches) -> list[_Copy]:
         """The copies that give the branches of a tree the first `length` tokens."""
-        ids, held, n = self.ids[seq], self._held[seq], len(lines[0])
+        ids, held, n = self.ids[seq], self._held[seq], len(row_branches[0])
         self._n_used[seq] = max(self._n_used[seq], n)
         if self._n_swa:
             for branch in range(1, n):

@@ -177,7 +177,7 @@ def test_a_recurrent_state_is_cut_at_its_checkpoints() -> None:
     assert not store.has(entry(*text[:6]))
 
 
-def test_what_is_lent_is_not_used() -> None:
+def test_what_is_reserved_is_not_used() -> None:
     size = entry(1).n_bytes
     store = PrefixStore(3 * size)
     for token in range(3):

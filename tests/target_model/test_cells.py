@@ -17,5 +17,6 @@ def test_trees_of_as_many_rows_have_the_same_first_branches(
     one: list[int], other: list[int]
 ) -> None:
     n = min(len(one), len(other))
-    firsts = [[row[0] for row in branches_of_rows(tree[:n], n + 1)] for tree in (one, other)]
+    each = [branches_of_rows(tree[:n], n + 1) for tree in (one, other)]
+    firsts = [[branches[0] for branches in row_branches] for row_branches in each]
     assert firsts == [list(range(n + 1))] * 2
