@@ -15,7 +15,7 @@ import tiny_coder
 from dflash_local import Model
 from guarded_server import guarded
 from server_process import client, server
-from shapes import chain_model, either_model, f32_target, shape
+from shapes import chain_model, either_model, f32_target, shape, tree_model
 from tool_server import tool_client, tool_server
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "shape",
     "tool_client",
     "tool_server",
+    "tree_model",
 ]  # fixtures that have a file of their own
 
 # What is started in the background of a shell inherits that Ctrl-C is ignored, and so would every

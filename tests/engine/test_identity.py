@@ -10,6 +10,8 @@ import pytest
 import tiny_coder
 from add_up import N_NODES, add_up
 from dflash_local import Model, Result
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from elsewhere import DECIDERS, controller
@@ -24,7 +26,7 @@ from long_text import PYTHON_SOURCE
 from pair_engine import answer, fused_drafter, open_target
 from pairwise import pairwise_cases
 from sampling_ways import WAYS
-from shapes import assert_equal, exact_model
+from shapes import assert_equal, exact_model, exact_target
 
 N = 24
 WIDTHS: dict[DraftShape, tuple[int | str, ...]] = {
@@ -159,6 +161,38 @@ def test_across_the_last_positions_of_the_context(shape: DraftShape) -> None:
             for width in widths:
                 model.forget()
                 assert_equal(model.generate(prompt, draft_width=width, **options), expected)
+
+
+@pytest.mark.slow
+def test_after_a_request_whose_every_draft_was_rejected(shape: DraftShape) -> None:
+    with exact_target(shape) as target:
+        honest = Engine(target, None)
+        prompt = target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
+        expected = answer(honest, prompt, 0, N).tokens
+        honest.slots.forget_all()
+
+        def spoil(request: DraftRequest, draft: Draft) -> Draft:
+            anchor_at, text = drafter.length(request.seq), prompt + expected
+            if anchor_at + len(draft) + 1 >= len(text):
+                return Draft.chain([])
+            wrong = [(text[anchor_at + 1 + i] + 1) % target.n_vocab for i in range(len(draft))]
+            if shape == "chain":
+                return Draft.chain(wrong)
+            # What is right further on comes after two that are not.
+            first = [wrong[0], (wrong[0] + 1) % target.n_vocab]
+            right = text[anchor_at + 2 :][: len(draft) - 2]
+            return Draft([*first, *right], [ANCHOR, ANCHOR, *range(len(right))])
+
+        drafter = WrappedDrafter(fused_drafter(target), spoil)
+        engine = Engine(target, drafter)
+        spoiled = answer(engine, prompt, 16, N, shape=shape)
+        assert spoiled.tokens == expected
+        assert spoiled.stats.drafted > 0
+        assert spoiled.stats.accepted == 0
+        drafter.change = lambda _, draft: draft
+        again = answer(engine, prompt, 16, N, shape=shape)
+        assert again.tokens == expected
+        assert again.stats.accepted > 0
 
 
 # Where rounding differs

@@ -47,6 +47,13 @@ def chain_model() -> Iterator[Model]:
         yield loaded
 
 
+@pytest.fixture(scope="session")
+def tree_model(f32_target: Path) -> Iterator[Model]:
+    """The tiny pair, all drafts trees."""
+    with exact_model("tree", f32_target, n_ctx=2048) as loaded:
+        yield loaded
+
+
 @pytest.fixture(scope="module", params=SHAPES)
 def shape(request: pytest.FixtureRequest) -> DraftShape:
     """First the one, then the other."""
