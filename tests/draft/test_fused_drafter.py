@@ -1,12 +1,14 @@
 """The native draft graph against the PyTorch reference and llama.cpp's own context, on random
 weights of many shapes."""
 
+import math
 from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,11 +16,14 @@ import tiny_coder
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, ContextFullError
-from draft_twin import Twin, TwinMaker, make_twin
+from dflash_local.loading import open_drafter
+from dflash_local.target_model.target import Target
+from draft_twin import GPU_LAYERS, ROUNDING, Twin, TwinMaker, make_twin
 from drafter_kinds import ALONE, COMMON
 from llama_drafter import LlamaDrafter
 from pair_engine import answer, fused_drafter, open_target
 from plain_answer import plain_tokens
+from reference import Reference
 
 __all__ = ["make_twin"]
 
@@ -218,6 +223,30 @@ def test_fewer_drafts_are_the_first_of_the_whole_block(n_draft: int, make_twin: 
         twin.check(draft, expected, twin.noise(request.seq))
 
 
+@pytest.mark.slow
+def test_small_injections_equal_a_large_one(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=3, n_ctx=1200, target_layers=(1, 2))
+    features = twin.features(1100)
+    twin.reference.inject(0, features)
+    expected = twin.reference.draft(0, anchor=5)
+    twin.native.inject(0, features)
+    sizes = (1, 2, 5, 16, 17, 64, 65, 100, 129, 256, 300)
+    for end, n_rows in zip(np.cumsum(sizes), sizes, strict=True):
+        twin.native.inject(1, features[end - n_rows : end])
+    for i in range(0, 150, 3):
+        twin.native.draft([DraftRequest(2, 5, features[i : i + 3], 2)])
+    nothing = features[:0]
+    twin.native.inject(1, features[sum(sizes) :])
+    twin.native.inject(2, features[150:1000])
+    requests = [
+        DraftRequest(0, 5, nothing, 7),
+        DraftRequest(1, 5, nothing, 7),
+        DraftRequest(2, 5, features[1000:], 7),
+    ]
+    for draft in twin.native.draft(requests):
+        twin.check(draft, expected, twin.noise(0))
+
+
 def test_the_cache_grows_with_the_context(make_twin: TwinMaker) -> None:
     twin = make_twin(n_seq=2, n_ctx=3000, n_head=2, n_head_kv=1, block_size=16)
     twin.inject(1, 100)
@@ -293,6 +322,26 @@ def test_any_history_leaves_what_its_calls_say(data: st.DataObject, history_twin
 @pytest.fixture(scope="module")
 def history_twin(make_twin: TwinMaker) -> Twin:
     return make_twin(n_ctx=90, n_seq=3, sliding_window=16, pattern=(True, False), block_size=5)
+
+
+@pytest.mark.slow
+def test_hidden_states_of_the_shipped_pair_draft_as_in_the_reference() -> None:
+    target_path, drafter_path = tiny_coder.pair()
+    reference = Reference(drafter_path, target_path, cache_dtype=torch.float16)
+    text = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a"
+    options = {"n_ctx": 256, "n_threads": 1, "n_gpu_layers": GPU_LAYERS}
+    with Target.load(target_path, tapped_layers=(2, 4, 6), **options) as target:
+        drafter = open_drafter(drafter_path, target, n_seq=1, n_ctx=256, n_threads=1)
+        tokens = target.vocabulary.tokenize(text)
+        n = len(tokens) - 1
+        target.decode(tokens[:n], range(n), [0] * n, [False] * n)
+        features = target.hidden_states().reshape(n, -1)
+        reference.inject(0, features)
+        expected = reference.draft(0, tokens[n])
+        (draft,) = drafter.draft([DraftRequest(0, tokens[n], features, 15)])
+    # As `Twin.noise` for three layers in Q8_0, with logits as far apart as training made them.
+    noise = float(expected.std()) * math.sqrt(23) * ROUNDING["Q8_0"]
+    Twin.check(draft, expected, noise)
 
 
 def test_bad_requests_are_refused(make_twin: TwinMaker) -> None:
