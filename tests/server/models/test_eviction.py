@@ -195,6 +195,14 @@ def test_the_one_used_longest_ago_leaves(small: ServerProcess) -> None:
 
 
 @pytest.mark.slow
+def test_one_with_a_request_stays(small: ServerProcess) -> None:
+    use(small, "b", "a")
+    with busy(small, "b"):
+        use(small, "c")
+        assert loaded_names(small) == {"b", "c"}
+
+
+@pytest.mark.slow
 def test_where_all_are_at_work_a_request_waits_until_one_is_not(small: ServerProcess) -> None:
     use(small, "a", "b")
     with ExitStack() as rest, ThreadPoolExecutor() as pool:

@@ -77,6 +77,15 @@ def test_an_anthropic_stream_is_pinged_meanwhile(server: ServerProcess) -> None:
     assert "event: message_start" in lines and lines[-2] == "event: message_stop"
 
 
+def test_ollamas_stream_waits_in_silence(server: ServerProcess) -> None:
+    body = {"model": "slow", "messages": user("Hi"), "options": {"num_predict": 1}}
+    with server.client() as client:
+        answer = client.post("/api/chat", json=body)
+    *pieces, last = map(json.loads, answer.text.splitlines())
+    assert pieces and all(piece["model"] == "slow:latest" for piece in [*pieces, last])
+    assert last["load_duration"] > 1e9
+
+
 def test_a_client_that_leaves_is_waited_for_no_longer(server: ServerProcess) -> None:
     with server.client() as client:
         for stream in (False, True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
+import pytest
 from pydantic import BaseModel, Field
 
 from api_clients import openai
@@ -72,3 +73,38 @@ def test_tools(tool_sdk: openai.OpenAI) -> None:
     turns = [*user("What is the weather?"), made, result]
     again = ask(tool_sdk, messages=turns, **{**asked, "max_tokens": 4})
     assert again.choices[0].message.role == "assistant"
+
+
+@pytest.mark.slow
+def test_a_stream_of_tools(tool_sdk: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": user("What is the weather?")}
+    asked |= {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    with tool_sdk.chat.completions.stream(**asked, max_tokens=96, temperature=0) as stream:
+        events = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion()
+    [done] = events
+    assert done.name == "get_weather"
+    [call] = final.choices[0].message.tool_calls or []
+    assert call.function.arguments == done.arguments
+    assert "city" in json.loads(done.arguments)
+
+
+@pytest.mark.slow
+def test_completions(sdk: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": CERTAIN, "temperature": 0}
+    prompts = ["a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12", "import"]
+    told = sdk.completions.create(prompt=prompts, logprobs=2, **options)
+    assert [choice.index for choice in told.choices] == [0, 1]
+    assert len(told.choices[0].logprobs.tokens or []) == CERTAIN
+    chunks = list(sdk.completions.create(prompt=prompts[0], stream=True, **options))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == told.choices[0].text
+    between = sdk.completions.create(prompt="def f(x):\n", suffix="\n    return y", **options)
+    assert between.choices[0].text
+
+
+@pytest.mark.slow
+def test_models(sdk: openai.OpenAI) -> None:
+    [served] = sdk.models.list().data
+    assert sdk.models.retrieve(served.id) == served
+    with pytest.raises(openai.NotFoundError):
+        sdk.models.retrieve("another")
