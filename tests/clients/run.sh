@@ -8,7 +8,9 @@ cd "$(dirname "$0")/../.."
 site=$PWD/build/clients/site
 if [ ! "$site/.complete" -nt tests/clients/requirements.txt ]; then
     rm -rf "$site"
-    python -m pip install --quiet --target "$site" -r tests/clients/requirements.txt
+    # pip before 24 may search for versions that fit each other for longer than anybody waits.
+    python -m pip install --quiet uv
+    python -m uv pip install --quiet --python "$(command -v python)" --target "$site" -r tests/clients/requirements.txt
     touch "$site/.complete"
 fi
 PYTHONPATH="$site" exec python -m pytest tests/clients "$@"
