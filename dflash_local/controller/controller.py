@@ -82,9 +82,9 @@ class Policy:
 
     def judge(self, draft: Draft, now: int) -> list[float]:
         """The falling chances of a new draft's nodes to be accepted. `learn` takes them in."""
-        name, self.rest_from = self.shape.name, now
-        self._judged = draft, name, self.known.chances(draft, name)
-        return self._judged[2]
+        chances = self.known.chances(draft, self.shape.name)
+        self._judged, self.rest_from = (draft, self.shape.name, chances), now
+        return chances
 
     def learn(self) -> None:
         """Take in the chances of the draft that was judged last, and of its candidates as another

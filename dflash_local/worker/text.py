@@ -42,7 +42,7 @@ class TextStream:
         if self.stopped_by is None:
             text = self._decoder.decode(self._piece(token))
             self._n += len(text)
-            self._add(text)
+            self.stopped_by = self._add(text)
         self.ends.append(self._n)
         return self.stopped_by is not None
 
@@ -57,12 +57,12 @@ class TextStream:
     def finish(self) -> str:
         """The rest of the text, after the last token. A second call returns nothing."""
         if self.stopped_by is None:
-            self._add(self._decoder.decode(b"", final=True))
-            self.stopped_by = None  # something else has ended it
+            self._add(self._decoder.decode(b"", final=True))  # the text has ended before that
         text, self._pending = self._pending, ""
         return text
 
-    def _add(self, text: str) -> None:
+    def _add(self, text: str) -> str | None:
+        """Add text, and cut it at the first stop string, which is returned."""
         # What could begin a stop string was held back, so none begins before `_pending`. None is
         # wholly in the old part of it either: it would have been found before.
         since = max(0, len(self._pending) - self._overlap)
@@ -72,6 +72,8 @@ class TextStream:
             start = self._pending.find(stop, since)
             if start >= 0:
                 found.append((start + len(stop), start, stop))
-        if found:
-            end, start, self.stopped_by = min(found)
-            self._pending = self._pending[: end if self.stopped_by in self._kept else start]
+        if not found:
+            return None
+        end, start, stop = min(found)
+        self._pending = self._pending[: end if stop in self._kept else start]
+        return stop
